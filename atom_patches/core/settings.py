@@ -1,0 +1,218 @@
+"""Every environment variable of atom_patches, in one table.
+
+The table is the only place that knows a variable's name, default and allowed values: the accessors below, the
+command line, the unknown-name check and the README's table all read it. Values are read from `os.environ` at
+call time, never cached, so that a test or a notebook may change them between two engines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+FeatureSwitch = Literal["auto", "0", "1"]
+
+FEATURE = "<FEATURE>"
+
+
+class SettingsError(ValueError):
+    """An environment variable of atom_patches has a value, or a name, that it cannot have."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable, or one per feature where the name contains `<FEATURE>`.
+
+    `choices` is empty where any text is allowed; `default` is what an unset or empty variable means, in words
+    where no value stands for it.
+    """
+
+    name: str
+    type: Literal["switch", "path"]
+    default: str
+    choices: tuple[str, ...]
+    meaning: str
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        "ATOM_PATCHES",
+        "switch",
+        "not armed, unless a plugin list names `atom` or the package is imported",
+        ("0", "1"),
+        "Master switch. `1` arms every Python process that inherits it; `0` keeps everything off, whatever else asks.",
+    ),
+    Setting(
+        f"ATOM_PATCH_{FEATURE}",
+        "switch",
+        "auto",
+        ("auto", "0", "1"),
+        "One feature. `auto` applies it when its condition on the engine's configuration holds; `0` keeps it off; "
+        "`1` requires it: the launch stops if it is not applied, for whatever reason.",
+    ),
+    Setting(
+        "ATOM_PATCHES_STRICT",
+        "switch",
+        "0",
+        ("0", "1"),
+        "`1` turns every warning of the overlay into an error.",
+    ),
+    Setting(
+        "ATOM_PATCHES_STATE_DIR",
+        "path",
+        "`$XDG_RUNTIME_DIR/atom_patches`, else a directory of the user's own under the temporary directory",
+        (),
+        "Where each process leaves its state file for `status`. Must be the user's own and closed to others (0700).",
+    ),
+    Setting(
+        "ATOM_PATCHES_ACCEPTED",
+        "path",
+        "`$XDG_CONFIG_HOME/atom_patches/accepted.json`, else `~/.config/atom_patches/accepted.json`",
+        (),
+        "The file in which `accept` records the upstream sources that the user has reviewed.",
+    ),
+    Setting(
+        "ATOM_PCP_DEBUG",
+        "switch",
+        "0",
+        ("0", "1"),
+        "`1` traces prefill context parallelism layer by layer: the split, the gathers, the recurrent state.",
+    ),
+)
+
+PREFIXES = ("ATOM_PATCH", "ATOM_PCP", "ATOM_KERNEL")
+"""Names that belong to this package: an undeclared one is a mistake worth reporting."""
+
+FOREIGN = frozenset({"ATOM_PCP_MOE_MERGE"})
+"""ROCm/ATOM's own variables that happen to begin like ours."""
+
+_BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in TABLE}
+
+
+def feature_variable(feature: str) -> str:
+    """The variable that switches `feature`, a patch's group or id: `vllm.pcp` -> `ATOM_PATCH_VLLM_PCP`."""
+    return "ATOM_PATCH_" + re.sub(r"[^A-Za-z0-9]+", "_", feature).upper()
+
+
+def master() -> Literal["", "0", "1"]:
+    """The master switch; empty when the environment says nothing."""
+    match _choice(_BY_NAME["ATOM_PATCHES"]):
+        case "0":
+            return "0"
+        case "1":
+            return "1"
+        case _:
+            return ""
+
+
+def feature(name: str) -> FeatureSwitch:
+    """The switch of one feature, named by its patch's group or id."""
+    match _choice(_BY_NAME[f"ATOM_PATCH_{FEATURE}"], feature_variable(name)):
+        case "0":
+            return "0"
+        case "1":
+            return "1"
+        case _:
+            return "auto"
+
+
+def strict() -> bool:
+    """Whether warnings are errors."""
+    return _choice(_BY_NAME["ATOM_PATCHES_STRICT"]) == "1"
+
+
+def pcp_debug() -> bool:
+    """Whether prefill context parallelism is traced layer by layer."""
+    return _choice(_BY_NAME["ATOM_PCP_DEBUG"]) == "1"
+
+
+def state_dir() -> Path | None:
+    """The directory for state files that the environment asks for, if it asks for one."""
+    return _path(_BY_NAME["ATOM_PATCHES_STATE_DIR"])
+
+
+def accepted_file() -> Path:
+    """The user's own file of accepted fingerprints; it need not exist."""
+    asked = _path(_BY_NAME["ATOM_PATCHES_ACCEPTED"])
+    if asked is not None:
+        return asked
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(config) if config else Path.home() / ".config"
+    return base / "atom_patches" / "accepted.json"
+
+
+def invalid_values(features: Iterable[str]) -> list[str]:
+    """One message for each declared variable whose value is not allowed."""
+    messages: list[str] = []
+    for name, setting in _declared(features).items():
+        try:
+            _check(setting, name, os.environ.get(name, ""))
+        except SettingsError as error:
+            messages.append(str(error))
+    return messages
+
+
+def unknown_names(features: Iterable[str]) -> list[str]:
+    """One message for each variable that looks like ours and is not, naming the nearest known one.
+
+    Names with one of our prefixes are all meant for us. Any other `ATOM…` name belongs to someone else
+    (ROCm/ATOM has dozens), unless it is all but identical to one of ours.
+    """
+    known = list(_declared(features))
+    messages: list[str] = []
+    for name in sorted(os.environ):
+        if not name.startswith("ATOM") or name in known or name in FOREIGN:
+            continue
+        ours = name.startswith(PREFIXES)
+        near = nearest(name, known, cutoff=0.6 if ours else 0.88)
+        if near:
+            messages.append(f"{name} is not a variable of atom_patches and has no effect; did you mean {near}?")
+        elif ours:
+            messages.append(f"{name} is not a variable of atom_patches and has no effect; remove it.")
+    return messages
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of `known` that is most like `name`, or None when none is at least `cutoff` alike (0 to 1)."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def _declared(features: Iterable[str]) -> dict[str, Setting]:
+    """Every variable that has a meaning, with one entry per feature."""
+    names = {name: setting for name, setting in _BY_NAME.items() if FEATURE not in name}
+    per_feature = _BY_NAME[f"ATOM_PATCH_{FEATURE}"]
+    return names | {feature_variable(feature): per_feature for feature in features}
+
+
+def _choice(setting: Setting, name: str = "") -> str:
+    """The value of a switch, its default when unset or empty; raises SettingsError when it is not allowed."""
+    name = name or setting.name
+    value = os.environ.get(name, "")
+    _check(setting, name, value)
+    return value or setting.default
+
+
+def _path(setting: Setting) -> Path | None:
+    value = os.environ.get(setting.name, "")
+    _check(setting, setting.name, value)
+    return Path(value) if value else None
+
+
+def _check(setting: Setting, name: str, value: str) -> None:
+    if not value:
+        return
+    if setting.choices and value not in setting.choices:
+        allowed = ", ".join(setting.choices)
+        raise SettingsError(f"{name}={value!r} is not allowed. Set it to one of: {allowed}; or unset it.")
+    if setting.type == "path" and not os.path.isabs(value):
+        raise SettingsError(
+            f"{name}={value!r} is a relative path, which each process would resolve from its own working directory. "
+            "Give an absolute path."
+        )
