@@ -1,0 +1,1 @@
+"""What one engine step needs, framework-neutral and torch-only."""
