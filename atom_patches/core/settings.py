@@ -32,7 +32,7 @@ class Setting:
     """
 
     name: str
-    type: Literal["switch", "path"]
+    type: Literal["switch", "choice", "integer", "path"]
     default: str
     choices: tuple[str, ...]
     meaning: str
@@ -74,6 +74,21 @@ TABLE: tuple[Setting, ...] = (
         "`$XDG_CONFIG_HOME/atom_patches/accepted.json`, else `~/.config/atom_patches/accepted.json`",
         (),
         "The file in which `accept` records the upstream sources that the user has reviewed.",
+    ),
+    Setting(
+        "ATOM_PCP_GDN",
+        "choice",
+        "relay",
+        ("relay", "redundant"),
+        "How GatedDeltaNet layers run a split prefill. `relay`: each rank scans its own rows and hands the state to "
+        "the next; `redundant`: every rank gathers the rows and scans all of them.",
+    ),
+    Setting(
+        "ATOM_PCP_MIN_ROWS",
+        "integer",
+        "64",
+        (),
+        "Prefill rows that each rank must get for a step to be split; a smaller step runs whole on every rank.",
     ),
     Setting(
         "ATOM_PCP_DEBUG",
@@ -123,6 +138,16 @@ def feature(name: str) -> FeatureSwitch:
 def strict() -> bool:
     """Whether warnings are errors."""
     return _choice(_BY_NAME["ATOM_PATCHES_STRICT"]) == "1"
+
+
+def pcp_gdn() -> str:
+    """How GatedDeltaNet layers run a split prefill: `relay` or `redundant`."""
+    return _choice(_BY_NAME["ATOM_PCP_GDN"])
+
+
+def pcp_min_rows() -> int:
+    """Prefill rows that each rank must get for a step to be split; at least 1."""
+    return int(_choice(_BY_NAME["ATOM_PCP_MIN_ROWS"]))
 
 
 def pcp_debug() -> bool:
@@ -211,6 +236,8 @@ def _check(setting: Setting, name: str, value: str) -> None:
     if setting.choices and value not in setting.choices:
         allowed = ", ".join(setting.choices)
         raise SettingsError(f"{name}={value!r} is not allowed. Set it to one of: {allowed}; or unset it.")
+    if setting.type == "integer" and not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise SettingsError(f"{name}={value!r} is not allowed. Set it to a whole number of at least 1, or unset it.")
     if setting.type == "path" and not os.path.isabs(value):
         raise SettingsError(
             f"{name}={value!r} is a relative path, which each process would resolve from its own working directory. "
