@@ -1,11 +1,12 @@
 """Arming: have the patches ready before an engine's modules are imported.
 
-Every way of asking for the overlay ends in `arm()`: `import atom_patches`, a plugin entry point that was named,
-or the `.pth` line with `ATOM_PATCHES=1`. It is idempotent, and costs a process that never imports an engine next
-to nothing: it exports `ATOM_PATCHES=1` to child processes and puts a watch on the import system. When an engine's
-package is about to be imported, `engage()` loads that engine's declarations and hands them to the hooks.
+Every way of asking for the overlay imports the package, and with it calls `arm()`: a script's own
+`import atom_patches`, a plugin entry point that was named (`atom_patches_boot`), or the `.pth` line under
+`ATOM_PATCHES=1`. Arming is idempotent, and costs a process that never imports an engine next to nothing: it sets
+`ATOM_PATCHES=1` for child processes and puts a watch on the import system. Only when an engine's package is
+looked for does `engage()` load that engine's declarations and hand them to the hooks.
 
-This module imports only what every interpreter has loaded already.
+Until then this module uses nothing but what every interpreter has loaded already.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import os
 import sys
 
 ENGINES = ("vllm", "sglang")
+"""Names of the engines: of their top-level package, and of the package here that declares their patches."""
+
 MASTER = "ATOM_PATCHES"
 
 
 class _EngineWatch:
-    """A finder that finds nothing: it engages the patches when an engine's package is first looked for."""
+    """A finder that finds nothing, but engages an engine's patches when its package is first looked for."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in ENGINES:
-            engage(name)
+        top = name.partition(".")[0]
+        if top in ENGINES and top not in _engaged:
+            engage(top)
 
 
 _watch = _EngineWatch()
@@ -30,29 +34,24 @@ _engaged: set[str] = set()
 
 
 def arm() -> None:
-    """Watch for an engine, and let child processes do the same. Does nothing under `ATOM_PATCHES=0`.
+    """Watch for engines, and have child processes do the same. Does nothing under `ATOM_PATCHES=0`.
 
-    An invalid value of the master switch is kept, and reported by `engage()`: an interpreter that never
-    imports an engine should not fail because of it.
+    An invalid master switch arms as well: `engage()` reports it, where the error stops an engine from starting
+    and not every interpreter of the environment.
+
+    Raises:
+        SettingsError: an engine is imported already, and the environment has a value that is not allowed.
     """
-    if os.environ.get(MASTER, "") == "0":
+    master = os.environ.get(MASTER, "")
+    if master == "0":
         return
-    if os.environ.get(MASTER, "") == "":
+    if not master:
         os.environ[MASTER] = "1"
-    if _watch not in sys.meta_path:
-        sys.meta_path.insert(0, _watch)  # type: ignore[arg-type]  # a finder needs no base class
+    if not armed():
+        sys.meta_path.insert(0, _watch)  # pyright: ignore[reportArgumentType]  # a finder needs no base class
     for name in ENGINES:
         if name in sys.modules:
             engage(name)
-
-
-def disarm() -> None:
-    """Take back an `arm()` that has not met an engine yet. For tools that must not arm their own process."""
-    if _engaged:
-        return
-    if _watch in sys.meta_path:
-        sys.meta_path.remove(_watch)  # type: ignore[arg-type]
-        os.environ.pop(MASTER, None)
 
 
 def armed() -> bool:
@@ -60,13 +59,34 @@ def armed() -> bool:
     return _watch in sys.meta_path
 
 
+def disarm() -> None:
+    """Take back an `arm()` that has not met an engine: for tools that look at the overlay without wanting it."""
+    if _engaged or not armed():
+        return
+    sys.meta_path.remove(_watch)  # pyright: ignore[reportArgumentType]
+    os.environ.pop(MASTER, None)
+
+
 def engage(name: str) -> None:
-    """Load the declarations of engine `name` and register their hooks; once per process."""
+    """Load the patches that are declared for engine `name` and have them wait for their targets; once a process.
+
+    Raises:
+        SettingsError: a variable of this package has a value that is not allowed.
+    """
     if name in _engaged:
         return
     _engaged.add(name)
+    try:
+        _hand_over(name)
+    except BaseException:
+        _engaged.discard(name)
+        raise
+
+
+def _hand_over(name: str) -> None:
     import importlib
 
-    hooks = importlib.import_module("atom_patches.core.hooks")
-    engine = importlib.import_module(f"atom_patches.{name}.engine")
-    hooks.arm((engine.ENGINE,))
+    from atom_patches.core import hooks, settings
+
+    settings.master()
+    hooks.arm((importlib.import_module(f"atom_patches.{name}.engine").ENGINE,))

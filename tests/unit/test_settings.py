@@ -130,6 +130,8 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PATCHES_STRICT": "settings.strict(",
         "ATOM_PATCHES_STATE_DIR": "settings.state_dir(",
         "ATOM_PATCHES_ACCEPTED": "settings.accepted_file(",
+        "ATOM_PCP_GDN": "settings.pcp_gdn(",
+        "ATOM_PCP_MIN_ROWS": "settings.pcp_min_rows(",
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
     }
     assert set(accessors) == {setting.name for setting in settings.TABLE}
