@@ -31,6 +31,7 @@ class _EngineWatch:
 
 _watch = _EngineWatch()
 _engaged: set[str] = set()
+_set_by_us: list[str] = []
 
 
 def arm() -> None:
@@ -47,6 +48,7 @@ def arm() -> None:
         return
     if not master:
         os.environ[MASTER] = "1"
+        _set_by_us.append(MASTER)
     if not armed():
         sys.meta_path.insert(0, _watch)  # pyright: ignore[reportArgumentType]  # a finder needs no base class
     for name in ENGINES:
@@ -64,7 +66,8 @@ def disarm() -> None:
     if _engaged or not armed():
         return
     sys.meta_path.remove(_watch)  # pyright: ignore[reportArgumentType]
-    os.environ.pop(MASTER, None)
+    while _set_by_us:
+        os.environ.pop(_set_by_us.pop(), None)
 
 
 def engage(name: str) -> None:
@@ -72,6 +75,7 @@ def engage(name: str) -> None:
 
     Raises:
         SettingsError: a variable of this package has a value that is not allowed.
+        PatchError: an engine was built already, and `ATOM_PATCHES_STRICT=1`.
     """
     if name in _engaged:
         return
@@ -86,7 +90,11 @@ def engage(name: str) -> None:
 def _hand_over(name: str) -> None:
     import importlib
 
-    from atom_patches.core import hooks, settings
+    from atom_patches.core import hooks, late, settings
 
     settings.master()
-    hooks.arm((importlib.import_module(f"atom_patches.{name}.engine").ENGINE,))
+    engine = importlib.import_module(f"atom_patches.{name}.engine").ENGINE
+    too_late = late.built(engine)
+    hooks.arm((engine,))
+    if too_late:
+        late.report(engine)
