@@ -20,7 +20,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._overlays: dict[str, Overlay] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._postponed: list[tuple[Overlay, ModuleType]] = []
 
     def arm(self, engine: Engine, patches: Sequence[Patch] | None = None) -> None:
@@ -79,7 +79,9 @@ class Registry:
 
     def _imported(self, overlay: Overlay, module: ModuleType) -> None:
         # A thread that is importing holds that module's import lock. It must not wait for a thread that is
-        # applying patches, which may be waiting for that import.
+        # applying patches, which may be waiting for that import. Nor may one application interrupt another of
+        # the same thread: a builder may import what patches of its own group wait for. So the lock is not
+        # re-entrant, and what finds it taken comes after.
         if not self._lock.acquire(blocking=False):
             self._postponed.append((overlay, module))
             return
@@ -99,7 +101,7 @@ class Registry:
 
     def _after_fork(self) -> None:
         """A thread that held the lock does not exist in the child."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
 
 REGISTRY = Registry()
