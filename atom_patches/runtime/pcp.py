@@ -110,7 +110,7 @@ class PcpPlan:
         """The segments of ``rank``'s slice in order; each request at most once."""
         first, last = self.slice_bounds(rank)
         found: list[Segment] = []
-        for request, offset in zip(self.pooled, self.pool_start_loc):
+        for request, offset in zip(self.pooled, self.pool_start_loc[:-1], strict=True):
             rows = self.query_lens[request]
             start, end = max(first - offset, 0), min(last - offset, rows)
             if start < end:
