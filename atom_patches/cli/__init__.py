@@ -1,0 +1,34 @@
+"""The command line: one module per command, with `add_to(commands)` and `run(arguments) -> exit status`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message says why and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 fine, 1 problems or refused, 2 wrong usage."""
+    from atom_patches import __version__
+    from atom_patches.cli import accept, doctor, explain, run, status
+    from atom_patches.core.patch import PatchError
+    from atom_patches.core.report import StateDirError
+    from atom_patches.core.settings import SettingsError
+
+    parser = argparse.ArgumentParser(
+        prog="python -m atom_patches", description="In-memory patches for unmodified vLLM and SGLang."
+    )
+    parser.add_argument("--version", action="version", version=f"atom_patches {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (status, doctor, explain, accept, run):
+        command.add_to(commands)
+    parsed = parser.parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except (CommandError, PatchError, SettingsError, StateDirError) as error:
+        print(f"atom_patches: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,93 @@
+"""`explain ID`: why a patch exists, what it needs, and whether the installed source is the one it was written for."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from atom_patches.cli import catalogue
+from atom_patches.core import drift, reviewed, settings, source
+from atom_patches.core.engine import Engine
+from atom_patches.core.patch import Patch, Target
+
+KINDS = {
+    "bootstrap": "bootstrap: always on; hands the engine's configuration over",
+    "correctness": "correctness: if its condition holds and it cannot be applied, the launch stops",
+    "optimisation": "optimisation: if it cannot be applied, the engine runs as it does without it",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("explain", help="one patch: why, how, gates, and what changed upstream")
+    parser.add_argument("id", metavar="ID", help="a patch's id, or a group's name for all its members")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print everything about one patch, or about each member of a group."""
+    engine, patches = catalogue.find(arguments.id)
+    installed = catalogue.installed(engine)
+    print("\n\n".join("\n".join(_lines(installed, patch)) for patch in patches))
+    return 0
+
+
+def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
+    yield patch.id
+    yield textwrap.indent(catalogue.documentation(patch), "  ")
+    yield ""
+    for name, value in _facts(patch):
+        yield f"  {name:<10} {value}"
+    standing = catalogue.standing(installed, patch)
+    yield f"  {'here':<10} {standing.state}: {standing.reason}"
+    if installed.location is not None and patch.kind != "bootstrap":
+        yield ""
+        yield "  source, as installed"
+        for target in reviewed.targets(patch):
+            yield from _source_lines(installed.engine, target)
+
+
+def _facts(patch: Patch) -> Iterator[tuple[str, str]]:
+    yield "target", patch.target
+    yield "kind", KINDS[patch.kind]
+    if patch.group is not None:
+        yield "group", f"{patch.group}: applied whole or not at all"
+    yield "supports", patch.supports
+    if patch.when is not None:
+        yield "when", _condition(patch)
+    if patch.kind != "bootstrap":
+        variable = settings.feature_variable(patch.feature)
+        yield "switch", f"{variable}, now {os.environ.get(variable) or 'auto'}"
+    if patch.changes_graph:
+        yield "compiled", "changes compiled graphs, so it enters the compile-cache key while it is active"
+    yield "upstream", patch.upstream or "not stated"
+
+
+def _condition(patch: Patch) -> str:
+    text = inspect.getdoc(patch.when) if patch.when is not None else None
+    summary = (text or "").partition("\n")[0]
+    return summary or "decided from the engine's configuration"
+
+
+def _source_lines(engine: Engine, target: Target) -> Iterator[str]:
+    try:
+        lines = drift.current_lines(target)
+    except source.SourceError as error:
+        yield f"    {target}: gone: {error}"
+        return
+    known = reviewed.fingerprints(engine, target)
+    current = drift.fingerprint(lines)
+    same = [version for version, one in known.items() if one.hash == current.hash]
+    yield f"    {target}  {current.hash}  {_verdict(same, list(known))}"
+    if not same:
+        yield from (f"      {change}" for change in drift.diff(list(known.values()), lines))
+
+
+def _verdict(same: list[str], known: list[str]) -> str:
+    if same:
+        return f"as reviewed in {', '.join(same)}"
+    return f"changed since {', '.join(known)}" if known else "never reviewed"
