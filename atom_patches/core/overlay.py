@@ -74,6 +74,7 @@ class Overlay:
             waiting = [member for member in group.wanted if member.patch.site.module == module.__name__]
             if any(not member.settled for member in waiting):
                 self._apply_late(group)
+                self._refresh_report()
 
     def revert(self) -> None:
         """Take every patch back."""
@@ -273,6 +274,12 @@ class Overlay:
                 patches=self.status(),
                 notes=self.notes,
             )
+        except report.StateDirError as error:
+            self._warn(str(error))
+
+    def _refresh_report(self) -> None:
+        try:
+            report.refresh(self.engine.name, self.status(), self.notes)
         except report.StateDirError as error:
             self._warn(str(error))
 

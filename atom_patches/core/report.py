@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,6 +100,21 @@ def publish(
     path = directory() / f"{_own.pid}.json"
     _write(path, {"format": FORMAT} | asdict(_own))
     return path
+
+
+def refresh(engine: str, patches: Iterable[PatchReport], notes: Iterable[str] = ()) -> None:
+    """Bring this process's state file up to date: patches often apply later, when their module is imported.
+
+    Does nothing in a process that has published nothing about `engine`.
+
+    Raises:
+        StateDirError: the file cannot be written.
+    """
+    global _own
+    if _own is None or _own.engine != engine:
+        return
+    _own = replace(_own, patches=tuple(patches), notes=tuple(notes))
+    _write(directory() / f"{_own.pid}.json", {"format": FORMAT} | asdict(_own))
 
 
 def withdraw() -> None:

@@ -62,6 +62,22 @@ def test_a_process_gathers_its_roles_and_replaces_the_rest() -> None:
     assert found.config == {"tp": "4"}
 
 
+def test_a_refresh_keeps_who_and_replaces_what() -> None:
+    publish("worker", notes=["old"])
+    later = (report.PatchReport("vllm.pcp.block_table", "displaced", "by someone"),)
+    report.refresh("sglang", later)
+    assert report.processes()[0].patches == PATCHES
+    report.refresh("vllm", later, ["new"])
+    (found,) = report.processes()
+    assert (found.roles, found.config) == (("worker",), {"tp": "1"})
+    assert (found.patches, found.notes) == (later, ("new",))
+
+
+def test_a_process_that_published_nothing_has_nothing_to_refresh(state_dir: Path) -> None:
+    report.refresh("vllm", PATCHES)
+    assert not state_dir.exists()
+
+
 def test_directory_and_files_are_private(state_dir: Path) -> None:
     path = publish()
     assert state_dir.stat().st_mode & 0o777 == 0o700
