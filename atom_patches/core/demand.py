@@ -28,6 +28,10 @@ class Demand:
         """Forget `config`."""
         self._entries.pop(id(config), None)
 
+    def clear(self) -> None:
+        """Forget every configuration."""
+        self._entries.clear()
+
     def wants(self, patch_id: str) -> bool:
         """Whether a live configuration wants the patch."""
         return any(verdicts[patch_id].ok for verdicts in self._live() if patch_id in verdicts)

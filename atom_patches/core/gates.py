@@ -6,9 +6,10 @@ import importlib.metadata
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from atom_patches.core import settings
+from atom_patches.core import drift, reviewed, settings
 from atom_patches.core.engine import Engine
-from atom_patches.core.patch import Patch, State, Verdict
+from atom_patches.core.patch import Patch, State, Target, Verdict
+from atom_patches.core.source import SourceError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -17,10 +18,14 @@ UNKNOWN = "unknown"
 
 
 class Finding(NamedTuple):
-    """Whether a patch fits the installed engine: `state` is pending (it does), or why it does not."""
+    """Whether a patch fits the installed engine: `state` is pending (it does), or why it does not.
+
+    `details` lists the changed places of a drifted source, as `drift.diff` does.
+    """
 
     state: State
     reason: str
+    details: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -74,12 +79,58 @@ def _requirement(text: str) -> Requirement:
 
 
 def fits(engine: Engine, patch: Patch) -> Finding:
-    """Decide from version and source alone, without importing the target, whether the patch may be applied."""
+    """Decide from version and source alone, without importing the target, whether the patch may be applied.
+
+    The source outranks the version: source builds of one release state all sorts of versions, and a release may
+    leave a function as it was.
+    """
     version = engine_version(engine)
+    stated = reviewed_version(patch, version)
     if patch.kind == "bootstrap":
-        return Finding(State.PENDING, reviewed_version(patch, version).reason)
+        return Finding(State.PENDING, stated.reason)
     if patch.upstreamed is not None:
         upstream = patch.upstreamed(version)
         if upstream.ok:
             return Finding(State.UPSTREAMED, upstream.reason)
-    return Finding(State.PENDING, reviewed_version(patch, version).reason)
+    faults = [fault for target in reviewed.targets(patch) if (fault := _fault(engine, target)) is not None]
+    if not faults:
+        note = "" if stated.ok else f"; {stated.reason}, but the source is as reviewed"
+        return Finding(State.PENDING, f"the source of {engine.name} {version} is as reviewed{note}")
+    details = tuple(detail for fault in faults for detail in fault.details)
+    if stated.ok:
+        return Finding(State.DRIFTED, f"{_told(faults)}. {_advice(patch)}", details)
+    return Finding(State.UNSUPPORTED, f"{stated.reason}, and {_told(faults)}. {_advice(patch)}", details)
+
+
+class _Fault(NamedTuple):
+    """Why the source of one target is not one that was reviewed."""
+
+    reason: str
+    details: tuple[str, ...] = ()
+
+
+def _fault(engine: Engine, target: Target) -> _Fault | None:
+    try:
+        lines = drift.current_lines(target)
+    except SourceError as error:
+        return _Fault(f"{target} is gone: {error}")
+    known = reviewed.fingerprints(engine, target)
+    current = drift.fingerprint(lines)
+    if any(one.hash == current.hash for one in known.values()):
+        return None
+    if not known:
+        return _Fault(f"no reviewed source of {target} is recorded")
+    changes = drift.diff(list(known.values()), lines)
+    return _Fault(f"{target} changed ({changes[0]}{', …' if len(changes) > 1 else ''})", tuple(changes))
+
+
+def _told(faults: list[_Fault]) -> str:
+    return "; ".join(fault.reason for fault in faults)
+
+
+def _advice(patch: Patch) -> str:
+    command = "python -m atom_patches"
+    return (
+        f"Install {patch.supports}; or read `{command} explain {patch.id}` and, if the patch still fits, "
+        f"run `{command} accept {patch.id}`"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from atom_patches.core import discovery, gates, hooks, report, settings, stale, stop
+from atom_patches.core import discovery, gates, hooks, origin, report, settings, stale, stop
 from atom_patches.core.demand import Demand
 from atom_patches.core.engine import Engine
 from atom_patches.core.log import logger
@@ -27,6 +27,7 @@ class Overlay:
         self.notes: list[str] = []
         self._demand = Demand()
         self._on_import: Callable[[ModuleType], None] = self.imported
+        self._awaited: set[str] = set()
         self._said: set[str] = set()
 
     # Arming and decisions
@@ -41,7 +42,8 @@ class Overlay:
         for group in self.groups:
             for member in group.members:
                 member.wanted = member.patch.when is None and not gates.switched_off(member.patch)
-            self._await_modules(group)
+                if member.wanted:
+                    self._await(member.patch.site.module)
 
     def configure(self, config: Any, role: str) -> None:
         """Decide for one engine instance and apply, hold back or take back accordingly.
@@ -58,7 +60,6 @@ class Overlay:
         except PatchError:
             self._demand.discard(config)
             self._publish(config, role)
-            stop.print_message_only()
             raise
         self.engine.bind_cache_key(config, self._graph_changes())
         self._publish(config, role)
@@ -76,9 +77,12 @@ class Overlay:
                 self._apply_late(group)
                 self._refresh_report()
 
-    def revert(self) -> None:
-        """Take every patch back."""
+    def revert(self, *, bootstrap: bool = False) -> None:
+        """Take every patch back, and forget what was asked for; the bootstrap hooks too, if `bootstrap`."""
+        self._demand.clear()
         for group in self.groups:
+            if group.bootstrap and not bootstrap:
+                continue
             self._take_back(group.members)
             for member in group.members:
                 member.wanted = False
@@ -100,18 +104,18 @@ class Overlay:
         features = [group.name for group in self.groups if not group.bootstrap]
         invalid = settings.invalid_values(features)
         if invalid:
-            raise PatchError(self._stopped(invalid))
+            raise self._stopped(invalid)
         if multiprocessing.parent_process() is None:
             for message in settings.unknown_names(features):
                 self._warn(message)
 
     def _decide(self, config: Any) -> dict[str, Verdict]:
-        return {
-            member.patch.id: self._verdict(member.patch, config)
-            for group in self.groups
-            if not group.bootstrap
-            for member in group.members
-        }
+        verdicts: dict[str, Verdict] = {}
+        for group in self.groups:
+            if not group.bootstrap:
+                for member in group.members:
+                    verdicts[member.patch.id] = self._verdict(member.patch, config)
+        return verdicts
 
     def _verdict(self, patch: Patch, config: Any) -> Verdict:
         off = gates.switched_off(patch)
@@ -123,33 +127,27 @@ class Overlay:
             return patch.when(config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"its condition cannot be decided: {type(error).__name__}: {error}"
-            raise PatchError(self._stopped([f"{patch.id}: {reason}"])) from error
+            version = gates.engine_version(self.engine)
+            if patch.kind == "correctness" and gates.reviewed_version(patch, version).ok:
+                raise self._stopped([f"{patch.id}: {reason}"]) from error
+            return Verdict(False, reason)
 
     def _settle(self, verdicts: Mapping[str, Verdict]) -> None:
-        self._mark_wanted()
-        if any(member.applied and not member.wanted for member in self.members.values()):
-            pass
-        elif any(member.applied and not self._wants(verdicts, member) for member in self.members.values()):
+        if any(member.applied and not verdicts[name].ok for name, member in self._decided()):
             self._demand.collect()
-            self._mark_wanted()
+        for name, member in self._decided():
+            member.wanted = self._demand.wants(name)
         self._refuse({group: self._problems(group, verdicts) for group in self.groups if not group.bootstrap})
         for group in self.groups:
             self._take_back([member for member in group.members if member.applied and not member.wanted])
             self._explain_unwanted(group, verdicts)
-        applied = [change for group in self.groups for change in self._apply_or_hold_back(group)]
-        if applied:
+        changes = [change for group in self.groups for change in self._apply_or_hold_back(group)]
+        if changes:
             self._look_for_stale()
 
-    @staticmethod
-    def _wants(verdicts: Mapping[str, Verdict], member: Member) -> bool:
-        verdict = verdicts.get(member.patch.id)
-        return verdict is None or verdict.ok
-
-    def _mark_wanted(self) -> None:
-        for group in self.groups:
-            if not group.bootstrap:
-                for member in group.members:
-                    member.wanted = self._demand.wants(member.patch.id)
+    def _decided(self) -> list[tuple[str, Member]]:
+        """The members that a configuration decides about."""
+        return [(name, member) for name, member in self.members.items() if member.patch.kind != "bootstrap"]
 
     def _problems(self, group: Group, verdicts: Mapping[str, Verdict]) -> list[Problem]:
         problems = [problem for member in group.wanted if (problem := self._misfit(member)) is not None]
@@ -162,12 +160,19 @@ class Overlay:
 
     def _misfit(self, member: Member) -> Problem | None:
         if member.applied:
-            return None
+            return self._displacement(member)
         finding = gates.fits(self.engine, member.patch)
         member.set(finding.state, finding.reason)
         if finding.fits or finding.state is State.UPSTREAMED:
             return None
         return Problem(member.patch, finding.state, finding.reason)
+
+    @staticmethod
+    def _displacement(member: Member) -> Problem | None:
+        site = member.site
+        if site is None or not site.displaced or site.covered:
+            return None
+        return Problem(member.patch, State.DISPLACED, member.report().reason)
 
     def _refuse(self, problems: Mapping[Group, Sequence[Problem]]) -> None:
         """Stop the launch for what is needed; hold the rest back with a warning."""
@@ -179,7 +184,7 @@ class Overlay:
                 if not needed:
                     self._warn(self._without(group, found))
         if fatal:
-            raise PatchError(self._stopped([str(problem) for problem in fatal]))
+            raise self._stopped([str(problem) for problem in fatal])
 
     def _explain_unwanted(self, group: Group, verdicts: Mapping[str, Verdict]) -> None:
         for member in group.members:
@@ -192,26 +197,28 @@ class Overlay:
 
     def _apply_or_hold_back(self, group: Group) -> list[Change]:
         """Apply a group; if that fails, nothing of it stays, and the launch stops if the group is needed."""
-        needed = group.fatal
-        culprit: Member | None = None
         changes: list[Change] = []
-        try:
-            for culprit in group.wanted:
-                if not culprit.settled:
-                    changes += self._apply(culprit)
-        except PatchError as error:
-            assert culprit is not None
-            self._fail(group, Problem(culprit.patch, State.FAILED, str(error)), needed)
-            return []
+        for member in group.wanted:
+            if member.settled:
+                continue
+            try:
+                changes += self._apply(member)
+            except PatchError as error:
+                self._fail(group, Problem(member.patch, State.FAILED, str(error)))
+                return []
         stale.rebind(changes)
         return changes
 
-    def _fail(self, group: Group, problem: Problem, needed: bool) -> None:
+    def _fail(self, group: Group, problem: Problem) -> None:
+        needed = group.fatal or (group.bootstrap and self._anything_required())
         self._take_back(group.members)
         group.hold_back([problem])
         if needed:
-            raise PatchError(self._stopped([str(problem)]))
+            raise self._stopped([str(problem)])
         self._warn(self._without(group, [problem]))
+
+    def _anything_required(self) -> bool:
+        return any(group.required for group in self.groups)
 
     def _apply_late(self, group: Group) -> None:
         """Apply members whose module has just been imported."""
@@ -227,23 +234,29 @@ class Overlay:
         target = member.patch.site
         module = hooks.imported(target.module)
         if module is None:
-            member.set(State.PENDING, f"{target.module} is not imported in this process yet")
-            hooks.when_imported(target.module, self._on_import)
+            member.set(State.PENDING, f"waits until this process imports {target.module}; {member.reason}")
+            self._await(target.module)
             return []
-        site = self.sites.get(target) or Site(target, module)
+        site = self.sites.get(target)
+        note = ""
+        if site is None:
+            site = Site(target, module)
+            note = origin.examine(site)
         change = site.add(member.patch)
         self.sites[target] = member.site = site
-        member.set(State.APPLIED, member.reason)
+        member.set(State.APPLIED, "; ".join(filter(None, [f"in place; {member.reason}", note])))
         return [change]
 
-    def _await_modules(self, group: Group) -> None:
-        for module in {member.patch.site.module for member in group.wanted}:
+    def _await(self, module: str) -> None:
+        if module not in self._awaited:
+            self._awaited.add(module)
             hooks.when_imported(module, self._on_import)
 
     def _take_back(self, members: Iterable[Member]) -> None:
-        changes = [
-            member.site.remove(member.patch) for member in members if member.applied and member.site is not None
-        ]
+        changes: list[Change] = []
+        for member in members:
+            if member.applied and member.site is not None:
+                changes.append(member.site.remove(member.patch))
         stale.rebind(changes)
 
     def _look_for_stale(self) -> None:
@@ -293,7 +306,7 @@ class Overlay:
 
     def _warn(self, message: str) -> None:
         if settings.strict():
-            raise PatchError(self._stopped([f"{message} (an error because of ATOM_PATCHES_STRICT=1)"]))
+            raise self._stopped([f"{message} (an error because of ATOM_PATCHES_STRICT=1)"])
         if message not in self._said:
             self._said.add(message)
             logger().warning("%s", message)
@@ -302,7 +315,9 @@ class Overlay:
         details = "; ".join(str(problem) for problem in problems)
         return f"{group.name} is not applied, {self.engine.name} behaves as it does without it: {details}"
 
-    def _stopped(self, problems: Sequence[str]) -> str:
+    def _stopped(self, problems: Sequence[str]) -> PatchError:
+        """The error that stops a launch, and tells why in one message."""
+        stop.print_message_only()
         version = gates.engine_version(self.engine)
         head = f"atom_patches stops the launch of {self.engine.name} {version}:"
-        return "\n".join([head, *(f"  - {problem}" for problem in problems)])
+        return PatchError("\n".join([head, *(f"  - {problem}" for problem in problems)]))

@@ -56,13 +56,17 @@ class Registry:
             overlay.configure(config, role)
         self._catch_up()
 
-    def revert(self, engine_name: str) -> None:
+    def revert(self, engine_name: str, *, bootstrap: bool = False) -> None:
         """Take back every patch of an engine: the objects that it shipped with stand again.
 
         A later `configure` applies what its configuration asks for.
+
+        Args:
+            engine_name: the engine.
+            bootstrap: take back the hooks that hand configurations over too, for good.
         """
         with self._lock:
-            self._overlays[engine_name].revert()
+            self._overlays[engine_name].revert(bootstrap=bootstrap)
 
     def status(self, engine_name: str) -> list[PatchReport]:
         """State and reason of every patch of an engine, from the live objects."""

@@ -24,8 +24,15 @@ class Change(NamedTuple):
     new: Any
 
 
+NO_CHANGE = Change(None, None)
+
+
 class Site:
-    """The attribute that a target names, in its loaded module."""
+    """The attribute that a target names, in its loaded module.
+
+    `shared`: other modules' copies of the original stand for the same thing, and are patched with it. Not so when
+    the target is itself such a copy (`from x import y`): then it alone is meant.
+    """
 
     def __init__(self, target: Target, module: ModuleType) -> None:
         self.target = target
@@ -36,6 +43,7 @@ class Site:
             raise PatchError(f"{target} does not exist in the installed engine: {self.owner!r} has no {self.name!r}")
         self.installed = self.found
         self.patches: list[Patch] = []
+        self.shared = True
 
     def live(self) -> Any:
         """The object that stands at the site now, before any descriptor looks at it."""
@@ -45,6 +53,14 @@ class Site:
     def displaced(self) -> bool:
         """Whether someone else has replaced what the site installed."""
         return self.live() is not self.installed
+
+    @property
+    def covered(self) -> bool:
+        """Whether what someone else put here says that it wraps what the site installed."""
+        ours, function = unwrap(self.installed), unwrap(self.live())
+        while function is not None and function is not ours:
+            function = getattr(function, "__wrapped__", None)
+        return function is ours
 
     def add(self, patch: Patch) -> Change:
         """Let `patch` stand at the site too, at its place in the chain.
@@ -62,21 +78,18 @@ class Site:
         patches = [one for one in self.patches if one is not patch]
         if self.displaced:
             self.patches = patches
-            return Change(MISSING, MISSING)
+            return NO_CHANGE
         return self._rebuild(patches)
 
     def _rebuild(self, patches: list[Patch]) -> Change:
-        change = Change(unwrap(self.installed if self.patches else self.original), unwrap(self.original))
-        if not patches:
-            self._install(self.found)
-        else:
-            function = unwrap(self.original)
-            for patch in patches:
-                function = self._replacement(patch, function)
-            self._install(rewrap(self.original, function))
-            change = Change(change.old, function)
+        before = unwrap(self.installed if self.patches else self.original)
+        function = unwrap(self.original)
+        for patch in patches:
+            function = self._replacement(patch, function)
+        self._install(rewrap(self.original, function) if patches else self.found)
+        copied = self.shared or bool(self.patches)
         self.patches = patches
-        return change
+        return Change(before, function) if copied else NO_CHANGE
 
     def _install(self, value: Any) -> None:
         if value is MISSING:

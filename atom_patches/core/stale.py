@@ -11,6 +11,8 @@ from typing import Any
 from atom_patches.core.site import Change, Site, describe, unwrap
 
 _OWN = "atom_patches.core"
+# Equal constants are one object, whoever wrote them: they have no copies.
+_VALUES = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset)
 
 
 def rebind(changes: Iterable[Change]) -> list[str]:
@@ -19,7 +21,7 @@ def rebind(changes: Iterable[Change]) -> list[str]:
     Returns:
         Names of the copies that were rebound, as `module.name`.
     """
-    wanted = {id(change.old): change for change in changes if change.old is not change.new}
+    wanted = {id(one.old): one for one in changes if one.old is not one.new and not isinstance(one.old, _VALUES)}
     return [name for module in _modules() for name in _rebind_in(module, wanted)] if wanted else []
 
 

@@ -1,0 +1,144 @@
+"""The fingerprints that were reviewed: those shipped with the package, and those that the user accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from atom_patches.core import discovery, drift, settings
+from atom_patches.core.drift import Fingerprint
+from atom_patches.core.engine import Engine
+from atom_patches.core.patch import Patch, PatchError, Target
+
+Table = dict[str, dict[str, Fingerprint]]
+"""target -> engine version -> fingerprint"""
+
+
+def fingerprints(engine: Engine, target: Target) -> dict[str, Fingerprint]:
+    """Every reviewed fingerprint of `target`, by the engine version that it was reviewed in.
+
+    Raises:
+        PatchError: a file of fingerprints cannot be read.
+    """
+    known: dict[str, Fingerprint] = {}
+    for file in sorted(shipped_folder(engine).glob("*.json")):
+        entry = _read(file).get(str(target))
+        if entry is not None:
+            known[file.stem] = _fingerprint(entry, file)
+    accepted = settings.accepted_file()
+    for version, entry in _read(accepted).get(engine.name, {}).get(str(target), {}).items():
+        known[f"{version} (accepted)"] = _fingerprint(entry, accepted)
+    return known
+
+
+def accept(engine: Engine, patches: Iterable[Patch], version: str) -> list[Target]:
+    """Record, in the user's own file, that the installed source of these patches' targets was reviewed.
+
+    Returns:
+        The targets whose source was not known before.
+
+    Raises:
+        SourceError: the installed files do not define a target, so there is nothing to accept.
+        PatchError: the file cannot be read or written.
+    """
+    file = settings.accepted_file()
+    content = dict(_read(file))
+    targets: dict[str, Any] = content.setdefault(engine.name, {})
+    new: list[Target] = []
+    for target in _targets(patches):
+        current = drift.fingerprint(drift.current_lines(target))
+        if not is_known(engine, target, current):
+            targets.setdefault(str(target), {})[version] = _entry(current)
+            new.append(target)
+    if new:
+        _write(file, content)
+    return new
+
+
+def ship(engine: Engine, patches: Iterable[Patch], version: str, *, complete: bool = False) -> Path:
+    """Record, in the package itself, the reviewed source of these patches for an engine version. For developers.
+
+    Args:
+        engine: the engine.
+        patches: the patches that were reviewed.
+        version: the engine's version; a local part (`+cpu`) is left out.
+        complete: `patches` are all there are, so other targets' entries go.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        SourceError: the installed files do not define a target.
+        PatchError: the file cannot be read or written.
+    """
+    file = shipped_folder(engine) / f"{version.partition('+')[0]}.json"
+    content = {} if complete else dict(_read(file))
+    for target in _targets(patches):
+        content[str(target)] = _entry(drift.fingerprint(drift.current_lines(target)))
+    _write(file, dict(sorted(content.items())))
+    return file
+
+
+def is_known(engine: Engine, target: Target, current: Fingerprint) -> bool:
+    """Whether this source of `target` was reviewed, in whatever version of the engine."""
+    return any(known.hash == current.hash for known in fingerprints(engine, target).values())
+
+
+def shipped_folder(engine: Engine) -> Path:
+    """Where the package keeps the fingerprints of an engine, one file per reviewed version."""
+    return discovery.package_folder(engine.declarations) / "fingerprints"
+
+
+def targets(patch: Patch) -> list[Target]:
+    """Everything whose source the patch assumes: its target first."""
+    return [patch.site, *(Target.parse(text) for text in patch.relies_on)]
+
+
+def _targets(patches: Iterable[Patch]) -> list[Target]:
+    return list(dict.fromkeys(target for patch in patches for target in targets(patch)))
+
+
+def _entry(fingerprint: Fingerprint) -> dict[str, Any]:
+    return {"hash": fingerprint.hash, "lines": list(fingerprint.lines)}
+
+
+def _fingerprint(entry: Any, file: Path) -> Fingerprint:
+    try:
+        return Fingerprint(str(entry["hash"]), tuple(map(str, entry["lines"])))
+    except (KeyError, TypeError) as error:
+        raise PatchError(f"{file} is not a file of fingerprints; remove it, or repair it") from error
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, json.JSONDecodeError) as error:
+        raise PatchError(f"{file} cannot be read as a file of fingerprints ({error}); remove it, or repair it") from error
+    if not isinstance(content, dict):
+        raise PatchError(f"{file} is not a file of fingerprints; remove it, or repair it")
+    return cast("dict[str, Any]", content)
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    """Replace `file` in one step. A list of line hashes is one line of text, so that a changed target shows as one."""
+    text = re.sub(r"\[[^][]*\]", _on_one_line, json.dumps(content, indent=1))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-")
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text + "\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise PatchError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return json.dumps(json.loads(found[0]))
