@@ -1,0 +1,283 @@
+"""One split step on one rank: metadata for the rows this rank runs, and the gathers that make rows whole again.
+
+A split step travels in the place where vLLM itself carries a step's attention metadata, the forward context. So
+it lives exactly as long as the forward pass, nests with it, and needs no state of its own: layers ask
+:func:`current_split_step`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.parallel_state import GroupCoordinator, get_pcp_group
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata, GDNAttentionMetadataBuilder
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+
+from atom_patches.core import settings
+from atom_patches.runtime.pcp import PcpPlan, plan_step
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = logging.getLogger("atom_patches.pcp")
+
+
+@dataclass(frozen=True)
+class RecurrentMetadata:
+    """How a split step runs a group of recurrent layers that share their state slots.
+
+    Attributes:
+        replicated: metadata of the replicated requests; None if there are none.
+        pooled: metadata of this rank's segments, with state slots by *global* lengths; None if it has none.
+        whole: metadata of the whole step, as an unsplit engine builds it.
+        slots: state slot of every pooled request, int64 ``[pooled]``.
+        fresh: slots of this rank's segments that begin a sequence, so begin from a zero state, int64.
+    """
+
+    replicated: GDNAttentionMetadata | None
+    pooled: GDNAttentionMetadata | None
+    whole: GDNAttentionMetadata
+    slots: torch.Tensor
+    fresh: torch.Tensor
+
+
+class SplitStep(dict[str, Any]):
+    """Attention metadata by layer name, as this rank runs the step, and how the step is split.
+
+    Attributes:
+        plan: how the step's rows are spread.
+        group: the prefill-context-parallel group.
+        recurrent: by recurrent layer, what :class:`RecurrentMetadata` holds.
+        local_rows: global row of each of this rank's rows, int64 ``[rows_per_rank]``, on the device.
+    """
+
+    def __init__(self, plan: PcpPlan, group: GroupCoordinator, device: torch.device) -> None:
+        super().__init__()
+        self.plan = plan
+        self.group = group
+        self.rank: int = group.rank_in_group
+        self.recurrent: dict[str, RecurrentMetadata] = {}
+        self.local_rows = plan.local_rows(self.rank).to(device, non_blocking=True)
+        self._replicated_rows = plan.replicated_rows().to(device, non_blocking=True)
+        self._pool_rows = plan.pool_rows().to(device, non_blocking=True)
+
+    @property
+    def num_replicated(self) -> int:
+        return len(self.plan.replicated)
+
+    @property
+    def own_rows(self) -> slice:
+        """This rank's slice of the pool among its local rows, without padding."""
+        return slice(self.num_replicated, self.plan.rows_per_rank - self.plan.padding(self.rank))
+
+    def take(self, rows: torch.Tensor | None, dim: int = 0) -> torch.Tensor | None:
+        """This rank's rows of a tensor that has the step's rows along ``dim``."""
+        return None if rows is None else rows.index_select(dim, self.local_rows)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """All rows of the step, in global order, from this rank's rows.
+
+        Args:
+            rows: ``[rows_per_rank, ...]``.
+
+        Returns:
+            ``[num_tokens, ...]``; one all-gather of the pool's slices.
+        """
+        pool = self.group.all_gather(rows[self.num_replicated :].contiguous(), dim=0)
+        whole = rows.new_empty((self.plan.num_tokens, *rows.shape[1:]))
+        whole[self._pool_rows] = pool[: self.plan.pool_size]
+        whole[self._replicated_rows] = rows[: self.num_replicated]
+        return whole
+
+    def gather_only(self, rows: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+        """Like :meth:`gather`, but only the ``wanted`` global rows are exchanged; the others are zero."""
+        exchange = self.plan.exchange(wanted)
+        send = torch.tensor(exchange.send_rows[self.rank], device=rows.device)
+        received = self.group.all_gather(rows[send], dim=0)
+        whole = rows.new_zeros((self.plan.num_tokens, *rows.shape[1:]))
+        whole[exchange.global_rows.to(rows.device)] = received[exchange.gathered_rows.to(rows.device)]
+        whole[exchange.replicated_global.to(rows.device)] = rows[exchange.replicated_local.to(rows.device)]
+        return whole
+
+
+def current_split_step() -> SplitStep | None:
+    """The split step that the current forward pass runs, or None in any other forward pass."""
+    metadata = get_forward_context().attn_metadata
+    return metadata if isinstance(metadata, SplitStep) else None
+
+
+def in_replicated_step() -> bool:
+    """Whether the current forward pass runs a real step whole on every rank.
+
+    Profiling and dummy passes carry no metadata and count as neither.
+    """
+    metadata = get_forward_context().attn_metadata
+    return metadata is not None and not isinstance(metadata, SplitStep)
+
+
+@contextmanager
+def layer_metadata(layer_name: str, metadata: Any) -> Iterator[None]:
+    """Let one layer see other attention metadata than the step's."""
+    context = get_forward_context()
+    outer = context.attn_metadata
+    context.attn_metadata = {layer_name: metadata}
+    try:
+        yield
+    finally:
+        context.attn_metadata = outer
+
+
+def plan_batch(runner: GPUModelRunner, num_reqs: int) -> PcpPlan | None:
+    """The plan of the batch that the runner has prepared, or None if the step is replicated."""
+    starts = runner.query_start_loc.np[: num_reqs + 1]
+    lengths = (starts[1:] - starts[:-1]).tolist()
+    return plan_step(lengths, get_pcp_group().world_size, settings.pcp_min_rows())
+
+
+def split_step(
+    runner: GPUModelRunner,
+    plan: PcpPlan,
+    slot_mappings: dict[int, torch.Tensor],
+    whole: dict[str, Any],
+) -> SplitStep:
+    """Build this rank's metadata of a split step.
+
+    Args:
+        runner: has prepared the batch, so its buffers hold the step's global lengths.
+        plan: the step's plan.
+        slot_mappings: by KV-cache group, the cache slot of every global row.
+        whole: by layer, the metadata of the unsplit step.
+    """
+    step = SplitStep(plan, get_pcp_group(), runner.device)
+    batch = _Batch(runner, plan, step.rank)
+    for group_id, attention_groups in enumerate(runner.attn_groups):
+        block_table = runner.input_batch.block_table[group_id].get_device_tensor(len(plan.query_lens))
+        for attention_group in attention_groups:
+            builder = attention_group.get_metadata_builder(0)
+            names = attention_group.layer_names
+            if isinstance(builder, GDNAttentionMetadataBuilder):
+                recurrent = _recurrent_metadata(builder, batch, block_table, slot_mappings[group_id], whole[names[0]])
+                step.recurrent.update(dict.fromkeys(names, recurrent))
+                step.update(dict.fromkeys(names, recurrent.whole))
+            else:
+                local = batch.common(batch.local_queries(), block_table, slot_mappings[group_id])
+                step.update(dict.fromkeys(names, builder.build(common_prefix_len=0, common_attn_metadata=local)))
+    if settings.pcp_debug():
+        _trace_split(step)
+    return step
+
+
+@dataclass(frozen=True)
+class _Query:
+    """Some rows of a request, as attention sees them: they end at token ``seq_len`` of the request's sequence."""
+
+    request: int
+    rows: int
+    seq_len: int
+
+
+class _Batch:
+    """The runner's prepared batch, and subsets of it as metadata builders take them."""
+
+    def __init__(self, runner: GPUModelRunner, plan: PcpPlan, rank: int) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.device = runner.device
+        self.segments = plan.segments(rank)
+        self.seq_lens: list[int] = runner.optimistic_seq_lens_cpu[: len(plan.query_lens)].tolist()
+        self.mamba_cache_mode = runner.cache_config.mamba_cache_mode
+
+    def context_len(self, request: int) -> int:
+        """Tokens of the request that earlier steps have computed."""
+        return self.seq_lens[request] - self.plan.query_lens[request]
+
+    def replicated_queries(self) -> list[_Query]:
+        return [_Query(i, 1, self.seq_lens[i]) for i in self.plan.replicated]
+
+    def local_queries(self) -> list[_Query]:
+        """All of this rank's rows. A padded row attends to the first token of a sequence, so it stays finite."""
+        segments = [_Query(s.request, s.rows, self.context_len(s.request) + s.end) for s in self.segments]
+        padding = [_Query(self.plan.pooled[0], 1, 1)] * self.plan.padding(self.rank)
+        return self.replicated_queries() + segments + padding
+
+    def common(
+        self, queries: Sequence[_Query], block_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> CommonAttentionMetadata:
+        """Metadata of ``queries`` as a batch of their own.
+
+        The slot mapping stays the whole step's: keys and values are written after they were gathered.
+        """
+        rows = torch.tensor([query.rows for query in queries], dtype=torch.int32)
+        starts = torch.nn.functional.pad(rows.cumsum(0, dtype=torch.int32), (1, 0))
+        seq_lens = torch.tensor([query.seq_len for query in queries], dtype=torch.int32)
+        requests = torch.tensor([query.request for query in queries], device=self.device)
+        return CommonAttentionMetadata(
+            query_start_loc=starts.to(self.device, non_blocking=True),
+            query_start_loc_cpu=starts,
+            seq_lens=seq_lens.to(self.device, non_blocking=True),
+            seq_lens_cpu_upper_bound=seq_lens,
+            _seq_lens_cpu=seq_lens,
+            _num_computed_tokens_cpu=seq_lens - rows,
+            num_reqs=len(queries),
+            num_actual_tokens=sum(query.rows for query in queries),
+            max_query_len=max(query.rows for query in queries),
+            max_seq_len=max(query.seq_len for query in queries),
+            block_table_tensor=block_table.index_select(0, requests),
+            slot_mapping=slot_mapping,
+            causal=True,
+        )
+
+
+def _recurrent_metadata(
+    builder: GDNAttentionMetadataBuilder,
+    batch: _Batch,
+    block_table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    whole: GDNAttentionMetadata,
+) -> RecurrentMetadata:
+    """Metadata of the recurrent layers that share ``block_table``.
+
+    A request's state slot follows from its global length, so segments carry that instead of their own end.
+    """
+
+    def build(queries: list[_Query]) -> GDNAttentionMetadata | None:
+        return builder.build(0, batch.common(queries, block_table, slot_mapping)) if queries else None
+
+    pooled = torch.tensor(batch.plan.pooled, device=batch.device)
+    seq_lens = torch.tensor(batch.seq_lens, device=batch.device)[pooled]
+    slots = mamba_get_block_table_tensor(
+        block_table.index_select(0, pooled), seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
+    )[:, 0].long()
+    fresh = [
+        batch.plan.group_order[s.request]
+        for s in batch.segments
+        if s.starts_request and batch.context_len(s.request) == 0
+    ]
+    return RecurrentMetadata(
+        replicated=build(batch.replicated_queries()),
+        pooled=build([_Query(s.request, s.rows, batch.seq_lens[s.request]) for s in batch.segments]),
+        whole=whole,
+        slots=slots,
+        fresh=slots[torch.tensor(fresh, dtype=torch.int64, device=batch.device)],
+    )
+
+
+def _trace_split(step: SplitStep) -> None:
+    plan = step.plan
+    logger.info(
+        "split: rank %d of %d runs %d rows of %d (%d replicated, pool rows %s, %d padded)",
+        step.rank,
+        plan.world_size,
+        plan.rows_per_rank,
+        plan.num_tokens,
+        step.num_replicated,
+        "[{}, {})".format(*plan.slice_bounds(step.rank)),
+        plan.padding(step.rank),
+    )

@@ -1,0 +1,68 @@
+"""Checks at an engine's start that need the built model and the process groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.distributed import get_pcp_group
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH
+
+from atom_patches.core import PatchError, settings
+
+
+def check_layers(config: VllmConfig) -> None:
+    """Refuse layers that a split step cannot run.
+
+    Raises:
+        PatchError: names the layer, what it is, and what is served.
+    """
+    for name, layer in get_layers_from_vllm_config(config, AttentionLayerBase).items():  # type: ignore[type-abstract]
+        problem = _problem(layer)
+        if problem is not None:
+            raise PatchError(f"prefill context parallelism cannot serve layer {name}: {problem}")
+
+
+def check_ranks_agree() -> None:
+    """Refuse ranks whose environment would make them plan different steps.
+
+    Raises:
+        PatchError: names the variables and both ranks' values.
+    """
+    own = {"ATOM_PCP_GDN": settings.pcp_gdn(), "ATOM_PCP_MIN_ROWS": settings.pcp_min_rows()}
+    group = get_pcp_group()
+    first = group.broadcast_object(own, src=0)
+    if own != first:
+        raise PatchError(
+            f"rank {group.rank_in_group} of the prefill-context-parallel group has {own}, rank 0 has {first}; "
+            "set these variables alike for all ranks"
+        )
+
+
+def _problem(layer: Any) -> str | None:
+    if isinstance(layer, MambaBase):
+        if layer.mamba_type != "gdn_attention":
+            return f"recurrent layers of type {layer.mamba_type}; served is gdn_attention"
+        return None
+    backend = layer.get_attn_backend()
+    if backend.get_name() == "CPU_ATTN":
+        return _cpu_problem()
+    if not hasattr(layer.impl, "do_kv_cache_update"):
+        return (
+            f"the backend {backend.get_name()} writes its cache inside forward; "
+            "pass --attention-backend FLASH_ATTN or TRITON_ATTN"
+        )
+    return None
+
+
+def _cpu_problem() -> str | None:
+    architecture = current_platform.get_cpu_architecture()
+    if architecture in _CPU_ARCH_PREFER_MIXED_BATCH:
+        return None
+    return (
+        f"on the CPU architecture {architecture} prefill attends to the rows at hand instead of the paged cache; "
+        f"served are {', '.join(str(a) for a in _CPU_ARCH_PREFER_MIXED_BATCH)}"
+    )

@@ -1,0 +1,158 @@
+"""What prefill context parallelism reads from, and refuses in, vLLM's configuration.
+
+Imports neither torch nor vLLM: the parent process decides here before an engine exists.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from atom_patches.core import PatchError, Verdict
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+OPTION = "--prefill-context-parallel-size"
+
+HYBRIDS = frozenset(
+    {
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+"""Architectures of GatedDeltaNet and full-attention layers that are tested under PCP."""
+
+DENSE = frozenset({"LlamaForCausalLM", "Qwen3ForCausalLM"})
+"""Architectures of full-attention layers only that are tested under PCP."""
+
+
+def pcp_enabled(config: VllmConfig) -> Verdict:
+    """Whether the configuration asks for prefill context parallelism.
+
+    Raises:
+        PatchError: it does, together with an option that is not served under it.
+    """
+    size = config.parallel_config.prefill_context_parallel_size
+    if size == 1:
+        return Verdict(False, f"{OPTION} is 1")
+    found = list(unserved(config))
+    if found:
+        reasons = "\n".join(f"  - {reason}" for reason in found)
+        raise PatchError(f"{OPTION} {size} cannot be served with this configuration:\n{reasons}")
+    return Verdict(True, f"{OPTION} is {size}")
+
+
+def pcp_with_experts(config: VllmConfig) -> Verdict:
+    """Whether the configuration asks for prefill context parallelism of a mixture of experts."""
+    verdict = pcp_enabled(config)
+    if verdict.ok and not config.model_config.is_moe:
+        return Verdict(False, "the model has no experts")
+    return verdict
+
+
+def pcp_with_recurrence(config: VllmConfig) -> Verdict:
+    """Whether the configuration asks for prefill context parallelism of a model with GatedDeltaNet layers."""
+    verdict = pcp_enabled(config)
+    if verdict.ok and not config.model_config.is_hybrid:
+        return Verdict(False, "the model has no recurrent layers")
+    return verdict
+
+
+def without_pcp(config: VllmConfig) -> VllmConfig:
+    """The configuration as the KV-cache layer has to see it.
+
+    Every rank keeps the whole KV cache and recurrent state, so block sizes, memory and block tables are those
+    of an engine without prefill context parallelism. Process groups go on to see the real size.
+    """
+    seen = copy.copy(config)
+    seen.parallel_config = copy.copy(config.parallel_config)
+    seen.parallel_config.prefill_context_parallel_size = 1
+    return seen
+
+
+def unserved(config: VllmConfig) -> Iterator[str]:
+    """One line for each option that cannot be served together with prefill context parallelism."""
+    yield from _unserved_model(config)
+    yield from _unserved_parallelism(config)
+    yield from _unserved_features(config)
+
+
+def _unserved_model(config: VllmConfig) -> Iterator[str]:
+    model: Any = config.model_config
+    architecture = model.architecture
+    served = HYBRIDS | DENSE
+    if architecture not in served:
+        yield f"--model has the architecture {architecture}; served are {', '.join(sorted(served))}"
+    if model.runner_type != "generate":
+        yield f"--runner is {model.runner_type}; only generate is served"
+    if model.get_sliding_window() is not None:
+        yield f"--model has a sliding window of {model.get_sliding_window()} tokens; only full attention is served"
+    multimodal = model.multimodal_config
+    if multimodal is not None and not multimodal.language_model_only:
+        yield "--model takes images or video; pass --language-model-only to serve its text model"
+    if model.enable_prompt_embeds:
+        yield "--enable-prompt-embeds is on; prompts must be text or token ids"
+    if model.quantization is not None:
+        yield f"--quantization is {model.quantization}; only unquantised checkpoints are served"
+    if not model.enforce_eager:
+        yield "compilation and CUDA graphs are on; pass --enforce-eager"
+    if model.enable_sleep_mode:
+        yield "--enable-sleep-mode is on; turn it off"
+    if model.enable_return_routed_experts:
+        yield "--enable-return-routed-experts is on; turn it off"
+
+
+def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
+    parallel = config.parallel_config
+    for option, size in (
+        ("--data-parallel-size", parallel.data_parallel_size),
+        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
+    ):
+        if size != 1:
+            yield f"{option} is {size}; it must be 1"
+    if parallel.enable_dbo:
+        yield "--enable-dbo is on; turn it off"
+    if parallel.enable_eplb:
+        yield "--enable-eplb is on; turn it off"
+    if parallel.enable_elastic_ep:
+        yield "--enable-elastic-ep is on; turn it off"
+    backend = parallel.distributed_executor_backend
+    if backend not in (None, "mp"):
+        yield f"--distributed-executor-backend is {backend}; only mp is served"
+    yield from _unserved_expert_slices(config)
+
+
+def _unserved_expert_slices(config: VllmConfig) -> Iterator[str]:
+    """vLLM cuts each expert over all tensor- and context-parallel ranks unless experts are distributed whole."""
+    parallel = config.parallel_config
+    width = getattr(config.model_config.hf_text_config, "moe_intermediate_size", None)
+    ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    if config.model_config.is_moe and not parallel.enable_expert_parallel and width and width % ranks:
+        yield (
+            f"the experts' intermediate size {width} cannot be cut into {ranks} equal slices "
+            f"(--tensor-parallel-size times {OPTION}); pass --enable-expert-parallel, or another size"
+        )
+
+
+def _unserved_features(config: VllmConfig) -> Iterator[str]:
+    if config.speculative_config is not None:
+        yield "--speculative-config is set; speculative decoding is not served"
+    if config.lora_config is not None:
+        yield "--enable-lora is on; turn it off"
+    if config.kv_transfer_config is not None:
+        yield "--kv-transfer-config is set; KV connectors and offload are not served"
+    if config.ec_transfer_config is not None:
+        yield "--ec-transfer-config is set; encoder-cache connectors are not served"
+    cache: Any = config.cache_config
+    if cache.cache_dtype != "auto" and cache.cache_dtype.startswith("fp8"):
+        yield f"--kv-cache-dtype is {cache.cache_dtype}; only auto and unquantised types are served"
+    if cache.kv_offloading_size is not None:
+        yield "--kv-offloading-size is set; KV offload is not served"
+    if cache.kv_sharing_fast_prefill:
+        yield "--kv-sharing-fast-prefill is on; turn it off"
+    if config.compilation_config.pass_config.enable_sp:
+        yield "sequence parallelism (pass_config.enable_sp) is on; turn it off"

@@ -1,0 +1,52 @@
+"""Full attention on the CPU backend writes the whole step's keys and values, and answers this rank's queries.
+
+Why:         the CPU backend writes its cache inside `forward`, so there is no separate write to wrap.
+How:         wrap `forward`: pass gathered keys and values, which it writes with the whole step's slots; queries,
+             query start locations and lengths stay this rank's.
+Remove when: the CPU backend writes its cache in `do_kv_cache_update`, as the GPU backends do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from atom_patches.core import Patch
+from atom_patches.vllm.pcp._config import pcp_enabled
+
+if TYPE_CHECKING:
+    import torch
+
+PATCH = Patch(
+    id="vllm.pcp.cpu_attention",
+    target="vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.pcp",
+    when=pcp_enabled,
+    relies_on=("vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",),
+    upstream="vllm-project/vllm#48747",
+)
+
+
+@PATCH.around
+def gather_then_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Run the backend with gathered keys and values."""
+    from atom_patches.vllm.adapters.pcp_attention import gather_key_value
+    from atom_patches.vllm.adapters.pcp_step import current_split_step
+
+    def forward(
+        self: Any,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        step = current_split_step()
+        if step is not None:
+            key, value = gather_key_value(step, key, value)
+        return original(self, layer, query, key, value, *args, **kwargs)
+
+    return forward

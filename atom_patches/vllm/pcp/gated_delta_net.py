@@ -1,0 +1,55 @@
+"""GatedDeltaNet layers run this rank's rows, and every rank learns every request's final state.
+
+Why:         the recurrence runs through a whole request, and a rank holds a part of its rows.
+How:         wrap the layer's core, inside its custom op, and call the engine's own core on the rows at hand, with
+             the state of the rank before (or on gathered rows, see ATOM_PCP_GDN).
+Remove when: vLLM serves prefill context parallelism for GatedDeltaNet layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from atom_patches.core import Patch
+from atom_patches.vllm.pcp._config import pcp_with_recurrence
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
+
+PATCH = Patch(
+    id="vllm.pcp.gated_delta_net",
+    target="vllm.model_executor.layers.mamba.gdn_linear_attn:GatedDeltaNetAttention._forward_core",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.pcp",
+    when=pcp_with_recurrence,
+    relies_on=(
+        "vllm.model_executor.layers.mamba.gdn_linear_attn:gdn_attention_core",
+        "vllm.model_executor.layers.mamba.gdn_linear_attn:GatedDeltaNetAttention.forward_cuda",
+    ),
+    upstream="vllm-project/vllm#48747",
+)
+
+
+@PATCH.around
+def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
+    """Run the layer's core on this rank's rows."""
+    from atom_patches.vllm.adapters import pcp_recurrent
+    from atom_patches.vllm.adapters.pcp_step import current_split_step
+
+    def _forward_core(
+        self: GatedDeltaNetAttention,
+        mixed_qkv: torch.Tensor,
+        b: torch.Tensor,
+        a: torch.Tensor,
+        core_attn_out: torch.Tensor,
+    ) -> None:
+        step = current_split_step()
+        if step is None:
+            original(self, mixed_qkv, b, a, core_attn_out)
+        else:
+            pcp_recurrent.forward_core(original, self, step, mixed_qkv, b, a, core_attn_out)
+
+    return _forward_core

@@ -1,0 +1,47 @@
+"""Experts see each row of a replicated step once.
+
+Why:         vLLM gathers rows over prefill-context-parallel ranks before the experts. In a step that every rank
+             runs whole, each row would be gathered, and computed, once a rank.
+How:         leave the gather out in such a step; `moe_combine` then adds up what each rank's experts give.
+Remove when: vLLM skips the gather for rows that all ranks hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from atom_patches.core import Patch
+from atom_patches.vllm.pcp._config import pcp_with_experts
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+PATCH = Patch(
+    id="vllm.pcp.moe_dispatch",
+    target="vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._maybe_dispatch",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.pcp",
+    when=pcp_with_experts,
+    relies_on=("vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",),
+    upstream="none: vLLM gathers in every step",
+)
+
+
+@PATCH.around
+def gather_split_rows_only(
+    original: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Gather rows for the experts unless every rank holds them all."""
+    from atom_patches.vllm.adapters.pcp_step import in_replicated_step
+
+    def _maybe_dispatch(
+        self: MoERunner, layer: torch.nn.Module, hidden_states: torch.Tensor, router_logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.moe_config.pcp_size > 1 and in_replicated_step():
+            return hidden_states, router_logits
+        return original(self, layer, hidden_states, router_logits)
+
+    return _maybe_dispatch
