@@ -265,15 +265,10 @@ def test_half_precision_state_is_rounded_once() -> None:
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, Tensor], message: str) -> None:
-    args = dict(
-        q=torch.zeros(3, 2, 4),
-        k=torch.zeros(3, 2, 4),
-        v=torch.zeros(3, 2, 4),
-        g=torch.zeros(3, 2),
-        beta=torch.zeros(3, 2),
-    )
+    qkv, gates = torch.zeros(3, 2, 4), torch.zeros(3, 2)
+    args: dict[str, Any] = {"q": qkv, "k": qkv, "v": qkv, "g": gates, "beta": gates, **change}
     with pytest.raises(ValueError, match=message):
-        chunk_gated_delta_rule(**(args | change), cu_seqlens=torch.tensor([0, 3]))
+        chunk_gated_delta_rule(**args, cu_seqlens=torch.tensor([0, 3]))
 
 
 def test_wrong_slots_and_pools_are_named() -> None:

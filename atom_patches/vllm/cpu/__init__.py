@@ -1,0 +1,1 @@
+"""What unmodified vLLM lacks to run hybrid and MoE models on its CPU platform."""

@@ -1,0 +1,80 @@
+"""When the patches of this folder are wanted: decided from an engine's configuration alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atom_patches.core import PatchError, Verdict
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def gated_delta_net(config: VllmConfig) -> Verdict:
+    """The CPU platform is to run a model with GatedDeltaNet layers.
+
+    Raises:
+        PatchError: it is to run it with speculative decoding, which the CPU operations do not serve.
+    """
+    platform = _on_cpu(config)
+    if not platform.ok:
+        return platform
+    text = config.model_config.hf_text_config
+    if not config.model_config.is_hybrid or not hasattr(text, "linear_num_value_heads"):
+        return Verdict(False, f"model type {text.model_type} has no GatedDeltaNet layers")
+    if config.speculative_config is not None:
+        raise PatchError(
+            f"speculative decoding (--speculative-config, method {config.speculative_config.method!r}) is not "
+            f"served for GatedDeltaNet models ({text.model_type}) on vLLM's CPU platform: the CPU operations "
+            "keep one state per request. Start without --speculative-config."
+        )
+    return Verdict(True, f"model type {text.model_type} has GatedDeltaNet layers and the platform is CPU")
+
+
+def data_parallel_moe(config: VllmConfig) -> Verdict:
+    """Data-parallel ranks exchange the rows of their experts through the CPU communicator."""
+    platform = _on_cpu(config)
+    size = config.parallel_config.data_parallel_size
+    if not platform.ok:
+        return platform
+    if size == 1 or not config.model_config.is_moe:
+        return Verdict(False, "no experts shared by data-parallel ranks: needs an MoE model and data_parallel_size > 1")
+    return Verdict(True, f"MoE model on the CPU platform with data_parallel_size={size}")
+
+
+def expert_parallel(config: VllmConfig) -> Verdict:
+    """Each CPU rank holds only some of the experts."""
+    platform = _on_cpu(config)
+    if not platform.ok:
+        return platform
+    parallel = config.parallel_config
+    ranks = parallel.data_parallel_size * parallel.prefill_context_parallel_size * parallel.tensor_parallel_size
+    if not parallel.enable_expert_parallel or ranks == 1 or not config.model_config.is_moe:
+        return Verdict(False, "no distributed experts: needs an MoE model, --enable-expert-parallel and several ranks")
+    return Verdict(True, f"MoE model on the CPU platform with experts distributed over {ranks} ranks")
+
+
+def served(config: VllmConfig) -> Verdict:
+    """The CPU platform runs something that it runs only because of this package."""
+    verdicts = [
+        condition(config) for condition in (gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel)
+    ]
+    wanted = [verdict for verdict in verdicts if verdict.ok]
+    return wanted[0] if wanted else Verdict(False, "; ".join(dict.fromkeys(verdict.reason for verdict in verdicts)))
+
+
+def _context_parallel(config: VllmConfig) -> Verdict:
+    platform = _on_cpu(config)
+    size = config.parallel_config.prefill_context_parallel_size
+    if not platform.ok or size == 1:
+        return Verdict(False, "prefill_context_parallel_size is 1" if platform.ok else platform.reason)
+    return Verdict(True, f"prefill_context_parallel_size={size} on the CPU platform")
+
+
+def _on_cpu(config: VllmConfig) -> Verdict:
+    device = config.device_config.device_type
+    if device != "cpu":
+        return Verdict(False, f"the platform is {device}, not CPU")
+    if config.model_config is None:
+        return Verdict(False, "the configuration names no model")
+    return Verdict(True, "the platform is CPU")

@@ -1,0 +1,36 @@
+"""Gather different numbers of rows from each data-parallel rank on the CPU.
+
+Why:         MoE layers exchange rows over data-parallel ranks with it, and the CPU communicator does not define it.
+How:         torch.distributed over the communicator's own process group.
+Remove when: every release in `supports` defines it on CpuCommunicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from atom_patches.core import Patch
+from atom_patches.vllm.cpu._conditions import data_parallel_moe
+
+PATCH = Patch(
+    id="vllm.cpu.all_gatherv",
+    target="vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.cpu_dp_moe",
+    when=data_parallel_moe,
+    relies_on=("vllm.distributed.device_communicators.all2all:AgRsAll2AllManager.dispatch_router_logits",),
+    upstream="no upstream change known",
+    changes_graph=True,
+)
+
+
+@PATCH.around
+def _all_gatherv(original: Callable[..., Any]) -> Callable[..., Any]:
+    from atom_patches.vllm.adapters import ragged_collectives
+
+    def all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+        return ragged_collectives.all_gatherv(self.device_group, input_, dim, sizes)
+
+    return all_gatherv

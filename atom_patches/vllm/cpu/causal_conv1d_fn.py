@@ -1,0 +1,35 @@
+"""GatedDeltaNet's convolution over prefills, on the CPU.
+
+Why:         the CPU platform has no Triton, and upstream has no other implementation in this release.
+How:         call the torch reference of `atom_patches.kernels` through an adapter with upstream's signature.
+Remove when: every release in `supports` runs GatedDeltaNet on the CPU by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from atom_patches.core import Patch
+from atom_patches.vllm.cpu._conditions import gated_delta_net
+
+PATCH = Patch(
+    id="vllm.cpu.causal_conv1d_fn",
+    target="vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_fn",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.cpu_gdn",
+    when=gated_delta_net,
+    relies_on=("vllm.model_executor.layers.mamba.gdn_linear_attn:GatedDeltaNetAttention._forward_core",),
+    upstream="later releases ship CPU kernels for GatedDeltaNet; none in this range",
+)
+
+
+@PATCH.around
+def _causal_conv1d_fn(original: Callable[..., Any]) -> Callable[..., Any]:
+    from atom_patches.vllm.adapters import gdn_cpu
+
+    def causal_conv1d_fn(*args: Any, **kwargs: Any) -> Any:
+        return gdn_cpu.causal_conv1d_fn(*args, **kwargs)
+
+    return causal_conv1d_fn
