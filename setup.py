@@ -58,7 +58,7 @@ setup(
     package_data={"atom_patches": ["*/fingerprints/*.json"]},
     data_files=[("", ["atom_patches.pth"])],
     distclass=DistributionWithData,
-    cmdclass={"install_data": install_data_beside_package},
+    cmdclass={"install_data": install_data_beside_package},  # pyright: ignore[reportArgumentType]
     entry_points={
         "vllm.general_plugins": ["atom = atom_patches_boot:vllm_general_plugin"],
         "vllm.platform_plugins": ["atom = atom_patches_boot:vllm_platform_plugin"],

@@ -101,7 +101,8 @@ def start_ms(**changes: str) -> float:
 
 def interleaved_ms(pairs: int) -> tuple[float, float]:
     """Medians of unarmed and armed starts in milliseconds, measured in turn."""
-    start_ms(), start_ms(ATOM_PATCHES="1")
+    start_ms()
+    start_ms(ATOM_PATCHES="1")
     times = [(start_ms(), start_ms(ATOM_PATCHES="1")) for _ in range(pairs)]
     unarmed, armed = zip(*times, strict=True)
     return statistics.median(unarmed), statistics.median(armed)
@@ -118,7 +119,12 @@ def figures(pairs: int) -> list[Figure]:
     forbidden = sorted(armed & set(FORBIDDEN_WHEN_ARMED))
     return [
         Figure("unarmed: modules of ours", _names(ours(unarmed)), "none", not ours(unarmed)),
-        Figure("unarmed: the .pth line, median of 1,000", f"{line:.1f} us", f"< {PTH_BOUND_US:.0f} us", line < PTH_BOUND_US),
+        Figure(
+            "unarmed: the .pth line, median of 1,000",
+            f"{line:.1f} us",
+            f"< {PTH_BOUND_US:.0f} us",
+            line < PTH_BOUND_US,
+        ),
         Figure("armed, no engine: modules of ours", _names(ours(armed)), "some", bool(ours(armed))),
         Figure("armed, no engine: torch or an engine", _names(set(forbidden)), "none", not forbidden),
         Figure("armed, no engine: costly modules", _names(set(dragged_in)), "none", not dragged_in),

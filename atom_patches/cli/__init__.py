@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_to(commands)
     parsed = parser.parse_args(arguments)
     try:
-        return parsed.run(parsed)
+        status = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough. Nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (CommandError, PatchError, SettingsError, StateDirError) as error:
         print(f"atom_patches: {error}", file=sys.stderr)
         return 1

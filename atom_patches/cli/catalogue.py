@@ -112,11 +112,7 @@ def _version_in(location: Path) -> str:
     return found.group(1) if found else gates.UNKNOWN
 
 
-def module_of(patch: Patch) -> str:
-    """The name of the module that declares `patch`."""
-    return f"atom_patches.{patch.id}"
-
-
-def documentation(patch: Patch) -> str:
+def documentation(engine: Engine, patch: Patch) -> str:
     """The text in which the author says why, how, and until when."""
-    return (sys.modules[module_of(patch)].__doc__ or "").strip()
+    module = engine.declarations + patch.id.removeprefix(engine.name)
+    return (sys.modules[module].__doc__ or "").strip()

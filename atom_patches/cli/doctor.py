@@ -40,7 +40,11 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if one of them is a problem."""
-    findings = [*launch_checks(), *plugin_checks(), *engine_checks(), *process_checks()]
+    findings = [*launch_checks(), *plugin_checks()]
+    if settings.invalid_values(catalogue.all_features()):
+        findings.append(_note("engines and processes were not looked at: the values above say how."))
+    else:
+        findings += [*engine_checks(), *process_checks()]
     for finding in findings:
         print(f"{'problem' if finding.is_problem else 'note'}: {finding.message}")
     problems = sum(finding.is_problem for finding in findings)
@@ -102,9 +106,9 @@ def _copies() -> Iterator[Finding]:
 
 def _source(found: importlib.metadata.Distribution) -> Path:
     """The folder that a distribution's modules are imported from."""
-    direct = json.loads(found.read_text("direct_url.json") or "{}")
+    direct: dict[str, Any] = json.loads(found.read_text("direct_url.json") or "{}")
     if direct.get("dir_info", {}).get("editable"):
-        return Path(unquote(urlparse(direct["url"]).path)).resolve()
+        return Path(unquote(urlparse(str(direct["url"])).path)).resolve()
     return Path(str(found.locate_file(""))).resolve()
 
 
@@ -183,7 +187,8 @@ def _misspelt_allow_lists() -> Iterator[Finding]:
 
 
 def _groups() -> list[str]:
-    return [group for group in importlib.metadata.entry_points().groups if group.startswith(tuple(ALLOW_LISTS.values()))]
+    prefixes = tuple(ALLOW_LISTS.values())
+    return [group for group in importlib.metadata.entry_points().groups if group.startswith(prefixes)]
 
 
 def _plugins(prefix: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
     yield patch.id
-    yield textwrap.indent(catalogue.documentation(patch), "  ")
+    yield textwrap.indent(catalogue.documentation(installed.engine, patch), "  ")
     yield ""
     for name, value in _facts(patch):
         yield f"  {name:<10} {value}"

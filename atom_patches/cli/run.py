@@ -53,16 +53,17 @@ def _preflight() -> None:
 
 
 def _check_interpreter(program: str) -> None:
-    """Refuse a Python in which the package is missing: it would run unpatched without a word."""
+    """Refuse a Python that does not arm itself: it would run unpatched without a word."""
     interpreter = _interpreter(Path(program))
-    if interpreter is None or interpreter == sys.executable:
+    if interpreter is None:
         return
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('atom_patches_boot') is None)"
-    environment = {name: value for name, value in os.environ.items() if name != "ATOM_PATCHES"}
-    if subprocess.run([interpreter, "-c", code], env=environment, check=False).returncode:
+    code = "import sys; sys.exit('atom_patches' not in sys.modules)"
+    armed = subprocess.run([interpreter, "-c", code], env={**os.environ, "ATOM_PATCHES": "1"}, check=False)
+    if armed.returncode:
         raise CommandError(
-            f"{program} runs {interpreter}, where atom_patches is not installed.\n"
-            f"Install it there, or use that environment's own: {interpreter} -m pip install atom-patches"
+            f"{program} runs {interpreter}, where atom_patches is not installed and would not be applied.\n"
+            f"Install it there ({interpreter} -m pip install atom-patches), or run a command of this environment: "
+            f"{Path(sys.executable).parent}"
         )
 
 
@@ -75,5 +76,4 @@ def _interpreter(program: Path) -> str | None:
     if not first.startswith(b"#!") or b"python" not in first:
         return None
     words = first[2:].decode(errors="replace").split()
-    found = shutil.which(words[-1] if Path(words[0]).name == "env" else words[0])
-    return found
+    return shutil.which(words[-1] if Path(words[0]).name == "env" else words[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from atom_patches import __version__
 from atom_patches.cli import catalogue
 from atom_patches.core import report, settings
 from atom_patches.core.patch import Patch
+
+WIDTH = 110
 
 
 def add_to(commands: Any) -> None:
@@ -51,8 +54,7 @@ def render(status: dict[str, Any]) -> str:
             lines.append(f"  {engine['name']}  not installed")
         else:
             lines.append(f"  {engine['name']} {engine['version']}  {engine['location']}")
-    lines += ["", "patches, in this environment"]
-    lines += _table([(p["state"], p["id"], p["reason"]) for p in status["patches"]], indent="  ")
+    lines += ["", "patches, in this environment", *_grouped(status["patches"], indent="  ")]
     lines += ["", "processes"]
     for process in status["processes"]:
         lines += _process_lines(process)
@@ -107,11 +109,18 @@ def _process_lines(process: dict[str, Any]) -> list[str]:
     if config:
         lines.append(f"    {config}")
     lines += [f"    note: {note}" for note in process["notes"]]
-    return lines + _table([(p["state"], p["id"], p["reason"]) for p in process["patches"]], indent="    ")
+    return lines + _grouped(process["patches"], indent="    ")
 
 
-def _table(rows: list[tuple[str, str, str]], indent: str) -> list[str]:
-    if not rows:
-        return [f"{indent}none"]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"{indent}{state:<{widths[0]}}  {name:<{widths[1]}}  {reason}" for state, name, reason in rows]
+def _grouped(patches: list[dict[str, Any]], indent: str) -> list[str]:
+    """Patches with the same state for the same reason share one entry."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for patch in patches:
+        alike.setdefault((patch["state"], patch["reason"]), []).append(patch["id"])
+    lines: list[str] = []
+    for (state, reason), ids in alike.items():
+        lines.append(f"{indent}{state:<11}  {reason}")
+        lines += textwrap.wrap(
+            ", ".join(ids), WIDTH, initial_indent=f"{indent}{'':<13}", subsequent_indent=f"{indent}{'':<13}"
+        )
+    return lines or [f"{indent}none"]
