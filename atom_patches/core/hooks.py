@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
-from wrapt.importer import register_post_import_hook
+import wrapt.importer
 
 from atom_patches.core.engine import Engine
 
 Callback = Callable[[ModuleType], None]
+_register = cast("Callable[[Callback, str], None]", cast(Any, wrapt.importer).register_post_import_hook)
+# Modules whose triggers are running: all their code has run, though the import system still counts them as under way.
+_executed: list[ModuleType] = []
 
 
 def arm(engines: Iterable[Engine]) -> None:
@@ -26,7 +29,10 @@ def arm(engines: Iterable[Engine]) -> None:
 def imported(name: str) -> ModuleType | None:
     """The module, if it is imported completely."""
     module = sys.modules.get(name)
-    return None if module is None or _importing(module) else module
+    if module is None:
+        return None
+    executed = any(one is module for one in _executed)
+    return module if executed or not _importing(module) else None
 
 
 def when_imported(name: str, callback: Callback) -> None:
@@ -34,11 +40,19 @@ def when_imported(name: str, callback: Callback) -> None:
 
     What the callback raises, the import statement raises.
     """
+
+    def complete(module: ModuleType) -> None:
+        _executed.append(module)
+        try:
+            callback(module)
+        finally:
+            _executed.remove(module)
+
     module = sys.modules.get(name)
     if module is not None and _importing(module):
-        _when_complete(module, callback)
+        _when_complete(module, complete)
     else:
-        register_post_import_hook(callback, name)
+        _register(complete, name)
 
 
 def _importing(module: ModuleType) -> bool:
@@ -71,7 +85,7 @@ def _watch(spec: ModuleSpec, module: ModuleType) -> list[Callback]:
             super().__setattr__(attribute, value)
             if attribute != "_initializing" or value:
                 return
-            self.__class__ = ordinary
+            super().__setattr__("__class__", ordinary)
             if sys.modules.get(self.name) is module:
                 for callback in Watched.waiting:
                     callback(module)

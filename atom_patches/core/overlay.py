@@ -262,7 +262,9 @@ class Overlay:
     def _look_for_stale(self) -> None:
         sites = [site for site in self.sites.values() if site.patches]
         self.notes = [
-            f"{site.target}: {cls} defines its own and is not patched" for site in sites for cls in stale.overriding(site)
+            f"{site.target}: {cls} defines its own and is not patched"
+            for site in sites
+            for cls in stale.overriding(site)
         ]
         for target, holders in stale.captured(sites).items():
             self.notes.append(f"{target}: the original is still held by {', '.join(sorted(set(holders)))}")

@@ -15,9 +15,6 @@ from atom_patches.core.drift import Fingerprint
 from atom_patches.core.engine import Engine
 from atom_patches.core.patch import Patch, PatchError, Target
 
-Table = dict[str, dict[str, Fingerprint]]
-"""target -> engine version -> fingerprint"""
-
 
 def fingerprints(engine: Engine, target: Target) -> dict[str, Fingerprint]:
     """Every reviewed fingerprint of `target`, by the engine version that it was reviewed in.
@@ -120,7 +117,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, json.JSONDecodeError) as error:
-        raise PatchError(f"{file} cannot be read as a file of fingerprints ({error}); remove it, or repair it") from error
+        raise PatchError(f"{file} is not a file of fingerprints ({error}); remove it, or repair it") from error
     if not isinstance(content, dict):
         raise PatchError(f"{file} is not a file of fingerprints; remove it, or repair it")
     return cast("dict[str, Any]", content)

@@ -6,13 +6,13 @@ The site remembers the object that it found. With no patch left it puts exactly 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from atom_patches.core.patch import Patch, PatchError, Target
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<nothing>"})()
+MISSING: Any = object()
 # Marks of torch's compiler describe the function that carries them, not one that takes its place.
 _NOT_COPIED = ("_torchdynamo", "__wrapped__")
 
@@ -37,17 +37,17 @@ class Site:
     def __init__(self, target: Target, module: ModuleType) -> None:
         self.target = target
         self.owner, self.name = _owner(target, module)
-        self.found = vars(self.owner).get(self.name, MISSING)
-        self.original = _inherited(self.owner, self.name) if self.found is MISSING else self.found
+        self.found: Any = _own(self.owner, self.name)
+        self.original: Any = _inherited(self.owner, self.name) if self.found is MISSING else self.found
         if self.original is MISSING:
             raise PatchError(f"{target} does not exist in the installed engine: {self.owner!r} has no {self.name!r}")
-        self.installed = self.found
+        self.installed: Any = self.found
         self.patches: list[Patch] = []
         self.shared = True
 
     def live(self) -> Any:
         """The object that stands at the site now, before any descriptor looks at it."""
-        return vars(self.owner).get(self.name, MISSING)
+        return _own(self.owner, self.name)
 
     @property
     def displaced(self) -> bool:
@@ -129,19 +129,21 @@ class Site:
 def unwrap(raw: Any) -> Any:
     """The plain function in a classmethod, staticmethod or property; anything else as it is."""
     if isinstance(raw, (classmethod, staticmethod)):
-        return raw.__func__
+        return cast(Any, raw).__func__
     return raw.fget if isinstance(raw, property) else raw
 
 
 def rewrap(raw: Any, function: Any) -> Any:
     """`function`, in a descriptor like `raw`."""
     if isinstance(raw, (classmethod, staticmethod)):
-        return type(raw)(function)
+        return cast(Any, type(cast(Any, raw)))(function)
     return property(function, raw.fset, raw.fdel, raw.__doc__) if isinstance(raw, property) else function
 
 
 def describe(value: Any) -> str:
     """Name an object and where it comes from, for a message."""
+    if value is MISSING:
+        return "nothing"
     value = unwrap(value)
     code = getattr(value, "__code__", None)
     if code is None:
@@ -157,6 +159,12 @@ def _owner(target: Target, module: ModuleType) -> tuple[Any, str]:
         if owner is MISSING:
             raise PatchError(f"{target} does not exist in the installed engine: nothing is called {part!r} there")
     return owner, name
+
+
+def _own(owner: Any, name: str) -> Any:
+    """What the owner itself holds, before any descriptor looks at it."""
+    held = cast("Mapping[str, Any]", vars(owner))
+    return held.get(name, MISSING)
 
 
 def _inherited(owner: Any, name: str) -> Any:

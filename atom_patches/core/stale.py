@@ -45,9 +45,7 @@ def overriding(site: Site) -> list[str]:
     """Subclasses that do not inherit the patched method, because they define their own."""
     if not isinstance(site.owner, type):
         return []
-    return sorted(
-        f"{cls.__module__}.{cls.__qualname__}" for cls in _subclasses(site.owner) if site.name in vars(cls)
-    )
+    return sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in _subclasses(site.owner) if site.name in vars(cls))
 
 
 def _subclasses(cls: type) -> set[type]:
