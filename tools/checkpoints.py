@@ -1,0 +1,236 @@
+"""Small seeded checkpoints in the Hugging Face layout, one per model family.
+
+    python tools/checkpoints.py qwen3_next qwen3     # makes what is missing, prints the directories
+    python tools/checkpoints.py --all
+
+`NAME` is tiny (about a million parameters or fewer, for tests); `NAME_demo` has some million and the proportions of the
+published models: GatedDeltaNet heads of 128, grouped value heads, one attention layer in four, many experts.
+Experts and their widths divide by 2, 3 and 4. Weights are float32; the same seed gives the same bytes. Directories
+lie in the user's cache, named by the hash of this file, so a changed recipe never meets an old checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolcache import cache_root, content_hash, locked
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
+           "<|image_pad|>", "<|video_pad|>")  # fmt: skip
+BYTES = 256
+TOKEN = {name: BYTES + i for i, name in enumerate(SPECIAL)}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TINY_VOCAB = 512
+DEMO_VOCAB = 4096
+WEIGHTS_SEED = 1234
+
+Values = dict[str, Any]
+
+
+def _base(**values: Any) -> Values:
+    return {
+        "max_position_embeddings": 4096,
+        "bos_token_id": None,
+        "eos_token_id": TOKEN["<|im_end|>"],
+        "pad_token_id": TOKEN["<|endoftext|>"],
+        **values,
+    }
+
+
+TINY: Values = _base(vocab_size=TINY_VOCAB, hidden_size=64, num_hidden_layers=4,
+                     num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
+TINY_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=32, linear_value_head_dim=32,
+                        linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
+TINY_MOE: Values = dict(num_experts=12, num_experts_per_tok=2, moe_intermediate_size=96,
+                        shared_expert_intermediate_size=96)  # fmt: skip
+DEMO: Values = _base(vocab_size=DEMO_VOCAB, hidden_size=256, num_hidden_layers=8,
+                     num_attention_heads=8, num_key_value_heads=2, head_dim=64)  # fmt: skip
+DEMO_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128,
+                        linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
+DEMO_MOE: Values = dict(num_experts=12, num_experts_per_tok=4, moe_intermediate_size=96,
+                        shared_expert_intermediate_size=96)  # fmt: skip
+NEXT_MOE: Values = dict(decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[])
+
+
+def _causal(config: PretrainedConfig) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _qwen3(values: Values) -> PreTrainedModel:
+    from transformers import Qwen3Config
+
+    return _causal(Qwen3Config(tie_word_embeddings=False, **values))
+
+
+def _llama(values: Values) -> PreTrainedModel:
+    from transformers import LlamaConfig
+
+    return _causal(LlamaConfig(tie_word_embeddings=False, **values))
+
+
+def _qwen3_next(values: Values) -> PreTrainedModel:
+    from transformers import Qwen3NextConfig
+
+    return _causal(Qwen3NextConfig(tie_word_embeddings=False, **values))
+
+
+def _qwen3_5(family: str, values: Values) -> PreTrainedModel:
+    """A Qwen3.5 checkpoint is a vision-language wrapper: its vision tower is one narrow layer here."""
+    import transformers
+
+    rope = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5,
+                mrope_section=[4, 2, 2], mrope_interleaved=True)  # fmt: skip
+    text = dict(values, rope_parameters=rope, full_attention_interval=4, mtp_num_hidden_layers=0)
+    vision = dict(depth=1, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=16, spatial_merge_size=2,
+                  temporal_patch_size=2, out_hidden_size=values["hidden_size"], num_position_embeddings=16)  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=False,
+        image_token_id=TOKEN["<|image_pad|>"],
+        video_token_id=TOKEN["<|video_pad|>"],
+        vision_start_token_id=TOKEN["<|vision_start|>"],
+        vision_end_token_id=TOKEN["<|vision_end|>"],
+    )
+    return getattr(transformers, f"{family}ForConditionalGeneration")(config)
+
+
+RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
+    "qwen3": (lambda: _qwen3({**TINY, "intermediate_size": 192}), TINY_VOCAB),
+    "llama": (lambda: _llama({**TINY, "intermediate_size": 192}), TINY_VOCAB),
+    "qwen3_next": (
+        lambda: _qwen3_next({**TINY, **TINY_GDN, **TINY_MOE, **NEXT_MOE, "intermediate_size": 192}),
+        TINY_VOCAB,
+    ),
+    "qwen3_5": (lambda: _qwen3_5("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),
+    "qwen3_5_moe": (lambda: _qwen3_5("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
+    "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
+    "qwen3_next_demo": (
+        lambda: _qwen3_next({**DEMO, **DEMO_GDN, **DEMO_MOE, **NEXT_MOE, "intermediate_size": 768}),
+        DEMO_VOCAB,
+    ),
+}
+
+
+def _fill(model: PreTrainedModel) -> None:
+    """Random weights at a scale that keeps every layer's part in the logits, whatever the library's own initialiser."""
+    import torch
+
+    generator = torch.Generator().manual_seed(WEIGHTS_SEED)
+
+    def normal(weight: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.randn(weight.shape, generator=generator) * scale
+
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if name.endswith("A_log"):
+                weight.copy_(torch.rand(weight.shape, generator=generator) * 2 - 1)
+            elif name.endswith("dt_bias"):
+                weight.copy_(torch.rand(weight.shape, generator=generator))
+            elif "norm" in name and weight.dim() == 1:
+                weight.add_(normal(weight, 0.1))
+            elif weight.dim() >= 2:
+                weight.copy_(normal(weight, weight.shape[-1] ** -0.5))
+            else:
+                weight.copy_(normal(weight, 0.1))
+
+
+def _merges(vocab_size: int) -> list[tuple[str, str]]:
+    """Enough merges, made by rule, to fill a vocabulary: pairs of letters, or a space and a letter, then a third."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    space = "\u0120"  # how byte-level BPE spells a space
+    pairs = [(first, second) for first in space + letters for second in letters]
+    triples = [(first + second, third) for third in letters for first, second in pairs]
+    return (pairs + triples)[: vocab_size - BYTES - len(SPECIAL)]
+
+
+def _save_tokenizer(path: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab.update(TOKEN)
+    merges = _merges(vocab_size) if vocab_size > TINY_VOCAB else []
+    for first, second in merges:
+        vocab[first + second] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+    )
+    fast.save_pretrained(path)
+
+
+def _make(name: str, path: Path) -> None:
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    build, vocab_size = RECIPES[name]
+    model = build().float().eval()
+    _fill(model)
+    model.config.dtype = torch.float32
+    model.save_pretrained(path)
+    _save_tokenizer(path, vocab_size)
+
+
+def checkpoint(name: str) -> Path:
+    """The directory of the checkpoint `name`, made if it is not there yet (seconds)."""
+    if name not in RECIPES:
+        raise ValueError(f"no checkpoint {name!r}; there are {', '.join(RECIPES)}")
+    made_of = content_hash([Path(__file__)], *(importlib.metadata.version(p) for p in ("torch", "transformers")))
+    path = cache_root() / "checkpoints" / made_of / name
+    with locked(path.with_name(f"{name}.lock")):
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                _make(name, Path(scratch) / name)
+                shutil.move(Path(scratch) / name, path)
+    return path
+
+
+def parameters(path: Path) -> int:
+    """Parameters of a saved checkpoint, from its weights file's header."""
+    with (path / "model.safetensors").open("rb") as handle:
+        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        count = 1
+        for size in tensor["shape"]:
+            count *= size
+        total += count
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(RECIPES)}")
+    parser.add_argument("--all", action="store_true")
+    args = parser.parse_args()
+    for name in RECIPES if args.all else args.names:
+        path = checkpoint(name)
+        print(f"{name}\t{parameters(path) / 1e6:.2f}M parameters\t{path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
