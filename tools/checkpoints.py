@@ -55,14 +55,15 @@ TINY: Values = _base(vocab_size=TINY_VOCAB, hidden_size=64, num_hidden_layers=4,
                      num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
 TINY_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=32, linear_value_head_dim=32,
                         linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
-TINY_MOE: Values = dict(num_experts=12, num_experts_per_tok=2, moe_intermediate_size=96,
-                        shared_expert_intermediate_size=96)  # fmt: skip
+# Experts are cut over 2, 3 or 4 ranks, and vLLM's CPU kernel wants slices of a multiple of 32: hence 384.
+TINY_MOE: Values = dict(num_experts=12, num_experts_per_tok=2, moe_intermediate_size=384,
+                        shared_expert_intermediate_size=192)  # fmt: skip
 DEMO: Values = _base(vocab_size=DEMO_VOCAB, hidden_size=256, num_hidden_layers=8,
                      num_attention_heads=8, num_key_value_heads=2, head_dim=64)  # fmt: skip
 DEMO_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128,
                         linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
-DEMO_MOE: Values = dict(num_experts=12, num_experts_per_tok=4, moe_intermediate_size=96,
-                        shared_expert_intermediate_size=96)  # fmt: skip
+DEMO_MOE: Values = dict(num_experts=12, num_experts_per_tok=4, moe_intermediate_size=384,
+                        shared_expert_intermediate_size=384)  # fmt: skip
 NEXT_MOE: Values = dict(decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[])
 
 

@@ -28,6 +28,9 @@ HYBRIDS = frozenset(
 DENSE = frozenset({"LlamaForCausalLM", "Qwen3ForCausalLM"})
 """Architectures of full-attention layers only that are tested under PCP."""
 
+CPU_EXPERT_TILE = 32
+"""vLLM's CPU kernel for experts takes widths of a multiple of this only (0.20.2, cpu_fused_moe.cpp)."""
+
 
 def pcp_enabled(config: VllmConfig) -> Verdict:
     """Whether the configuration asks for prefill context parallelism.
@@ -131,10 +134,12 @@ def _unserved_expert_slices(config: VllmConfig) -> Iterator[str]:
     parallel = config.parallel_config
     width = getattr(config.model_config.hf_text_config, "moe_intermediate_size", None)
     ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
-    if config.model_config.is_moe and not parallel.enable_expert_parallel and width and width % ranks:
+    multiple = CPU_EXPERT_TILE if config.device_config.device_type == "cpu" else 1
+    if config.model_config.is_moe and not parallel.enable_expert_parallel and width and width % (ranks * multiple):
+        slices = "equal slices" if multiple == 1 else f"equal slices of a multiple of {multiple}"
         yield (
-            f"the experts' intermediate size {width} cannot be cut into {ranks} equal slices "
-            f"(--tensor-parallel-size times {OPTION}); pass --enable-expert-parallel, or another size"
+            f"the experts' intermediate size {width} cannot be cut into {ranks} {slices} "
+            f"(--tensor-parallel-size times {OPTION}); pass --enable-expert-parallel, or other sizes"
         )
 
 
