@@ -14,14 +14,20 @@ UNDECIDED = "no engine configuration has been handed over in this process yet"
 
 
 class Problem(NamedTuple):
-    """Why a wanted patch cannot be applied."""
+    """Why a wanted patch, or a required group, is not applied."""
 
-    patch: Patch
-    state: State
+    subject: str
     reason: str
+    state: State = State.INACTIVE
+    kind: str = "required"
+
+    @classmethod
+    def of(cls, patch: Patch, state: State, reason: str) -> Problem:
+        """A problem of one patch."""
+        return cls(patch.id, reason, state, patch.kind)
 
     def __str__(self) -> str:
-        return f"{self.patch.id} ({self.patch.kind}, {self.state}): {self.reason}"
+        return f"{self.subject} ({self.kind}, {self.state}): {self.reason}"
 
 
 class Member:
@@ -89,12 +95,13 @@ class Group:
 
     def hold_back(self, problems: Iterable[Problem]) -> None:
         """Record why nothing of the group is applied: its own reason for each culprit, a reference for the rest."""
-        culprits = {problem.patch.id: problem for problem in problems}
-        names = ", ".join(culprits)
+        culprits = {problem.subject: problem for problem in problems}
+        if not culprits:
+            return
         for member in self.wanted:
             problem = culprits.get(member.patch.id)
             if problem is not None:
                 member.set(problem.state, problem.reason)
-            elif not member.applied:
-                member.set(State.INACTIVE, f"group {self.name} is held back by {names}")
+            else:
+                member.set(State.INACTIVE, f"group {self.name} is held back by {', '.join(culprits)}")
             member.wanted = False

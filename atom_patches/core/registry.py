@@ -34,9 +34,10 @@ class Registry:
             return
         if not self._overlays and hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
-        overlay = Overlay(engine, discovery.load(engine) if patches is None else patches)
+        declared = discovery.load(engine) if patches is None else patches
+        overlay = Overlay(engine, declared, lambda module: self._imported(overlay, module))
         self._overlays[engine.name] = overlay
-        overlay.arm(lambda module: self._imported(overlay, module))
+        overlay.arm()
 
     def configure(self, engine_name: str, config: Any, role: str) -> None:
         """Decide about every patch for one engine instance, and bring the process into line with that.
