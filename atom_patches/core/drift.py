@@ -135,7 +135,7 @@ def _logical_lines(
 
 def _joined(tokens: Iterable[tokenize.TokenInfo], text: str) -> Iterator[tuple[int, str, int]]:
     """Kind, text and line of each token that is not layout; every string, formatted or not, is one token."""
-    lines = text.splitlines(keepends=True)
+    lines = source.lines_of(text)
     nested = 0
     start = (0, 0)
     for token in tokens:

@@ -28,7 +28,7 @@ def fingerprints(engine: Engine, target: Target) -> dict[str, Fingerprint]:
         if entry is not None:
             known[file.stem] = _fingerprint(entry, file)
     accepted = settings.accepted_file()
-    for version, entry in _read(accepted).get(engine.name, {}).get(str(target), {}).items():
+    for version, entry in _part(_part(_read(accepted), engine.name, accepted), str(target), accepted).items():
         known[f"{version} (accepted)"] = _fingerprint(entry, accepted)
     return known
 
@@ -44,16 +44,16 @@ def accept(engine: Engine, patches: Iterable[Patch], version: str) -> list[Targe
         PatchError: the file cannot be read or written.
     """
     file = settings.accepted_file()
-    content = dict(_read(file))
-    targets: dict[str, Any] = content.setdefault(engine.name, {})
+    content = _read(file)
+    accepted = dict(_part(content, engine.name, file))
     new: list[Target] = []
     for target in _targets(patches):
         current = drift.fingerprint(drift.current_lines(target))
         if not is_known(engine, target, current):
-            targets.setdefault(str(target), {})[version] = _entry(current)
+            accepted[str(target)] = {**_part(accepted, str(target), file), version: _entry(current)}
             new.append(target)
     if new:
-        _write(file, content)
+        _write(file, {**content, engine.name: accepted})
     return new
 
 
@@ -116,11 +116,19 @@ def _read(file: Path) -> Mapping[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, json.JSONDecodeError) as error:
+    except json.JSONDecodeError as error:
         raise PatchError(f"{file} is not a file of fingerprints ({error}); remove it, or repair it") from error
-    if not isinstance(content, dict):
+    except OSError as error:
+        raise PatchError(f"{file} cannot be read: {error.strerror}") from error
+    return _part({"": content}, "", file)
+
+
+def _part(content: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
+    """The object at `key`, empty if there is none."""
+    part = content.get(key, {})
+    if not isinstance(part, dict):
         raise PatchError(f"{file} is not a file of fingerprints; remove it, or repair it")
-    return cast("dict[str, Any]", content)
+    return cast("dict[str, Any]", part)
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -93,7 +94,12 @@ def _parse(name: str, file: str, mtime_ns: int, size: int) -> Module:
     except SyntaxError as error:
         raise SourceError(f"{file} cannot be parsed: {error}") from error
     package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
-    return Module(name, file, package, tree, tuple(text.splitlines(keepends=True)))
+    return Module(name, file, package, tree, tuple(lines_of(text)))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of `text` as Python counts them, with their ends: `str.splitlines` also breaks at form feeds."""
+    return io.StringIO(text).readlines()
 
 
 class _Binding(NamedTuple):
