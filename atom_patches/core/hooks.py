@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
-import wrapt.importer
+from wrapt import register_post_import_hook
 
 from atom_patches.core.engine import Engine
 
 Callback = Callable[[ModuleType], None]
-_register = cast("Callable[[Callback, str], None]", cast(Any, wrapt.importer).register_post_import_hook)
+
 # Modules whose triggers are running: all their code has run, though the import system still counts them as under way.
 _executed: list[ModuleType] = []
 
@@ -52,7 +52,7 @@ def when_imported(name: str, callback: Callback) -> None:
     if module is not None and _importing(module):
         _when_complete(module, complete)
     else:
-        _register(complete, name)
+        register_post_import_hook(complete, name)
 
 
 def _importing(module: ModuleType) -> bool:
