@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import pytest
 
 from tools import startup
 
-CHECKOUT = Path(__file__).parents[2]
 START_SECONDS = 180.0
 
 OFFLINE = """
@@ -109,13 +108,9 @@ def atom_patches(state: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.fixture(scope="module")
-def model() -> str:
+def model(checkpoint: Callable[[str], Path]) -> str:
     """A tiny dense checkpoint."""
-    made = subprocess.run(
-        [sys.executable, "tools/checkpoints.py", "qwen3"], cwd=CHECKOUT, capture_output=True, text=True, timeout=300
-    )
-    assert made.returncode == 0, made.stderr
-    return made.stdout.split()[-1]
+    return str(checkpoint("qwen3"))
 
 
 @contextlib.contextmanager
