@@ -68,7 +68,8 @@ def captured(sites: Sequence[Site]) -> dict[str, list[str]]:
     originals = {id(unwrap(site.original)): site for site in sites if site.patches}
     if not originals:
         return {}
-    kept = [unwrap(site.original) for site in originals.values()]
+    # A tuple is passed on as it is, so that the call's own arguments are recognised among the holders.
+    kept = tuple(unwrap(site.original) for site in originals.values())
     found: dict[str, list[str]] = {}
     for holder in gc.get_referrers(*kept):
         if holder is kept or not _strange(holder, sites):
@@ -82,7 +83,7 @@ def captured(sites: Sequence[Site]) -> dict[str, list[str]]:
 
 def _strange(holder: Any, sites: Sequence[Site]) -> bool:
     """Whether a holder is neither an interpreter's frame nor a part of the overlay's own chain."""
-    if isinstance(holder, types.FrameType):
+    if isinstance(holder, (types.FrameType, Change, Site)):
         return False
     for site in sites:
         if holder is vars(site) or holder is site.original:
