@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -37,6 +38,8 @@ CHAT_TEMPLATE = (
 TINY_VOCAB = 512
 DEMO_VOCAB = 4096
 WEIGHTS_SEED = 1234
+SHARPNESS = 3.0  # attention scores' standard deviation: heads pick out a few places, however far back
+CODE = 4.0  # a few times the residual stream's size at the last layer
 
 Values = dict[str, Any]
 
@@ -138,18 +141,52 @@ def _fill(model: PreTrainedModel) -> None:
     def normal(weight: torch.Tensor, scale: float) -> torch.Tensor:
         return torch.randn(weight.shape, generator=generator) * scale
 
+    normed = any(name.endswith("q_norm.weight") for name, _ in model.named_parameters())
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             if name.endswith("A_log"):
-                weight.copy_(torch.rand(weight.shape, generator=generator) * 2 - 1)
+                # Decay per token between 0.2 % and 40 %: some heads forget at once, some remember the whole prompt.
+                weight.uniform_(math.log(0.002), math.log(0.5), generator=generator)
             elif name.endswith("dt_bias"):
                 weight.copy_(torch.rand(weight.shape, generator=generator))
             elif "norm" in name and weight.dim() == 1:
                 weight.add_(normal(weight, 0.1))
+                if name.endswith("q_norm.weight"):
+                    weight.add_(SHARPNESS - 1)
+            elif name.endswith("embed_tokens.weight"):
+                weight.copy_(normal(weight, 1.0))  # as large as what a layer adds: the last token stays heard
             elif weight.dim() >= 2:
                 weight.copy_(normal(weight, weight.shape[-1] ** -0.5))
+                if name.endswith("q_proj.weight") and not normed:
+                    weight.mul_(SHARPNESS)
             else:
                 weight.copy_(normal(weight, 0.1))
+
+
+def _settle_routing(model: PreTrainedModel) -> None:
+    """Let a token's own code choose its experts by a wide margin, and its context only their weights.
+
+    With free random routers some row of every long run stands within rounding of a tie; another order of summation
+    then picks another expert and all that follows differs, although nothing is wrong. The code takes the first
+    channels of the residual stream, one per expert, which no layer writes to.
+    """
+    import torch
+
+    experts: int = getattr(model.config.get_text_config(), "num_experts", 0)
+    if not experts:
+        return
+    chosen: int = model.config.get_text_config().num_experts_per_tok
+    generator = torch.Generator().manual_seed(WEIGHTS_SEED + 1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("embed_tokens.weight"):
+                ranks = torch.rand(weight.shape[0], experts, generator=generator).argsort(-1)
+                weight[:, :experts] = CODE * (ranks < chosen)
+            elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
+                weight[..., :experts, :] = 0
+            elif name.endswith("mlp.gate.weight"):
+                weight[:, experts:] *= 0.2
+                weight[:, :experts] = 2 * torch.eye(experts)
 
 
 def _merges(vocab_size: int) -> list[tuple[str, str]]:
@@ -189,6 +226,7 @@ def _make(name: str, path: Path) -> None:
     build, vocab_size = RECIPES[name]
     model = build().float().eval()
     _fill(model)
+    _settle_routing(model)
     model.config.dtype = torch.float32
     model.save_pretrained(path)
     _save_tokenizer(path, vocab_size)
