@@ -250,6 +250,11 @@ def test_doctor_is_content(running: Running) -> None:
     assert running.doctor.stdout.endswith("doctor: no problems\n")
 
 
+def test_no_process_holds_on_to_an_original(running: Running) -> None:
+    notes = [note for process in running.status["processes"] for note in process["notes"]]
+    assert [note for note in notes if "still held by" in note] == []
+
+
 def test_nothing_is_left_after_the_engine_has_stopped(running: Running) -> None:
     assert running.status_afterwards["processes"] == []
     assert running.files_afterwards == []
