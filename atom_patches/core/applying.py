@@ -57,7 +57,7 @@ class Applier:
 
     def leftovers(self) -> list[str]:
         """Where a patched original can still be reached, for a person to judge."""
-        sites = [site for site in self.sites.values() if site.patches]
+        sites = [site for site in self.sites.values() if any(one.kind != "bootstrap" for one in site.patches)]
         notes = [
             f"{site.target}: {cls} overrides it, and is patched only where it calls this one"
             for site in sites

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -113,13 +114,21 @@ def _fingerprint(entry: Any, file: Path) -> Fingerprint:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        stat = file.stat()
+        return _read_once(file, stat.st_mtime_ns, stat.st_size)
     except FileNotFoundError:
         return {}
-    except json.JSONDecodeError as error:
-        raise PatchError(f"{file} is not a file of fingerprints ({error}); remove it, or repair it") from error
     except OSError as error:
         raise PatchError(f"{file} cannot be read: {error.strerror}") from error
+
+
+@functools.lru_cache(maxsize=32)
+def _read_once(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
+    del mtime_ns, size  # part of the cache's key: a changed file is another file
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise PatchError(f"{file} is not a file of fingerprints ({error}); remove it, or repair it") from error
     return _part({"": content}, "", file)
 
 

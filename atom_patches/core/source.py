@@ -8,11 +8,13 @@ before that. A name may be bound in several branches (`if`, `try`), come from an
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 import importlib.util
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -90,11 +92,24 @@ def _parse(name: str, file: str, mtime_ns: int, size: int) -> Module:
     del mtime_ns, size  # part of the cache's key: an edited file is another file
     text = Path(file).read_text(encoding="utf-8")
     try:
-        tree = ast.parse(text, file)
+        with _no_collection():
+            tree = ast.parse(text, file)
     except SyntaxError as error:
         raise SourceError(f"{file} cannot be parsed: {error}") from error
     package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
     return Module(name, file, package, tree, tuple(lines_of(text)))
+
+
+@contextlib.contextmanager
+def _no_collection() -> Generator[None]:
+    """A tree is a hundred thousand new objects and no garbage: collecting meanwhile is most of the time it takes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def lines_of(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from atom_patches.core.site import Change, Site, describe, unwrap
+from atom_patches.core.site import MISSING, Change, Site, describe, unwrap
 
 _OWN = "atom_patches.core"
 # Equal constants are one object, whoever wrote them: they have no copies.
@@ -35,6 +35,9 @@ def _modules() -> list[types.ModuleType]:
 
 def _rebind_in(module: types.ModuleType, wanted: dict[int, Change]) -> list[str]:
     names = vars(module)
+    # Nearly every module holds none of them, and there are thousands.
+    if wanted.keys().isdisjoint(map(id, list(names.values()))):
+        return []
     stale = [(name, wanted[id(value)]) for name, value in list(names.items()) if id(value) in wanted]
     for name, change in stale:
         names[name] = change.new
@@ -88,9 +91,16 @@ def _strange(holder: Any, sites: Sequence[Site]) -> bool:
     for site in sites:
         if holder is vars(site) or holder is site.original:
             return False
-        if any(holder is own for own in _chain_parts(site)):
+        if any(holder is own for own in (*_chain_parts(site), *_base_namespaces(site))):
             return False
     return True
+
+
+def _base_namespaces(site: Site) -> list[Any]:
+    """The namespaces of the classes that an inherited original is inherited from: it stays there."""
+    if site.found is not MISSING or not isinstance(site.owner, type):
+        return []
+    return [held for base in site.owner.__mro__ for held in gc.get_referents(base) if isinstance(held, dict)]
 
 
 def _chain_parts(site: Site) -> list[Any]:

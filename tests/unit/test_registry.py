@@ -168,7 +168,9 @@ def test_patch_of_a_copy_leaves_the_definition_alone(toy: Any, make: Any) -> Non
 
 def test_what_cannot_be_rebound_is_reported(toy: Any, make: Any) -> None:
     core, _ = toy.load("core"), toy.load("user")
-    toy.arm(toy.patch("toy.a", "core:plain"), toy.patch("toy.b", "core:Base.method"))
+    toy.arm(
+        toy.patch("toy.a", "core:plain"), toy.patch("toy.b", "core:Base.method"), toy.patch("toy.c", "core:Child.stat")
+    )
     config = make.config(2)
     toy.configure(config)
     notes = toy.registry.overlay("toy").notes
