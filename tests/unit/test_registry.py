@@ -640,3 +640,64 @@ def test_only_active_graph_changes_enter_the_cache_key(toy: Any, make: Any) -> N
     del on
     toy.configure(off)
     assert toy.bound[-1] == {}
+
+
+# The hooks that hand configurations over
+
+
+def test_hook_that_finds_no_place_warns_and_lets_the_engine_be(toy: Any, warnings: Any) -> None:
+    toy.arm(toy.patch("toy.bootstrap.a", "core:gone", kind="bootstrap", when=None), review=False)
+    assert toy.load("core").plain(1) == 2
+    assert toy.states() == {"toy.bootstrap.a": "failed"}
+    assert len(warnings()) == 1 and "core:gone does not exist" in warnings()[0]
+
+
+def test_hook_that_finds_no_place_stops_a_launch_that_requires_a_feature(
+    toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOM_PATCH_TOY_A", "1")
+    toy.review(feature := toy.patch("toy.a", "late:late"))
+    toy.arm(toy.patch("toy.bootstrap.a", "core:gone", kind="bootstrap", when=None), feature, review=False)
+    with pytest.raises(PatchError, match="core:gone does not exist"):
+        toy.load("core")
+
+
+def test_revert_keeps_the_hooks_unless_told(toy: Any, make: Any) -> None:
+    core = toy.load("core")
+    hook = toy.patch("toy.bootstrap.a", "core:plain", kind="bootstrap", when=None)
+    toy.arm(hook, toy.patch("toy.b", "core:helper"))
+    config = make.config(2)
+    toy.configure(config)
+    toy.registry.revert("toy")
+    assert (core.plain(1), core.helper(1)) == (102, 1)
+    toy.configure(config)
+    assert core.helper(1) == 101
+    toy.registry.revert("toy", bootstrap=True)
+    assert (core.plain(1), core.helper(1)) == (2, 1)
+
+
+def test_forked_child_does_not_wait_for_a_thread_of_its_parent(toy: Any, make: Any) -> None:
+    import os
+
+    core = toy.load("core")
+    toy.arm(toy.patch("toy.a", "core:plain"))
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with toy.registry._lock:
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(10)
+    pid = os.fork()
+    if pid == 0:
+        config = make.config(2)
+        toy.configure(config)
+        os._exit(0 if core.plain(1) == 102 else 1)
+    _, status = os.waitpid(pid, 0)
+    leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert core.plain(1) == 2
