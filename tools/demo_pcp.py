@@ -11,13 +11,14 @@ applied patches, and every rank ran fewer rows than there were.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,6 +80,7 @@ def send_traffic(server: Server) -> Run:
     say(f"{server.name}: answers at {server.url}")
     answers = demo_traffic.run(server.url, lambda count: say(f"{server.name}: {count} requests answered"))
     server.check()
+    server.log.with_suffix(".answers.json").write_text(json.dumps([asdict(answer) for answer in answers]))
     return Run(answers, server.status()["processes"], round(server.metric(HITS)))
 
 
@@ -214,7 +216,7 @@ def main() -> int:
     print()
     for text in wrong:
         say(f"FAILED: {text}")
-    say(f"logs are in {LOGS.relative_to(ROOT)}")
+    say(f"logs and answers are in {LOGS.relative_to(ROOT)}")
     print(f"demo: {sum(verdicts)}/{len(verdicts)} equal", flush=True)
     return 0 if all(verdicts) and not wrong else 1
 

@@ -43,11 +43,15 @@ class Conversation:
 
 @dataclass
 class Answer:
-    """What one request got. `tokens` has one list per prompt; `logprobs` are those of the sampled tokens."""
+    """What one request got, per prompt in it: the prompt as the server saw it and the tokens that were sampled.
+
+    `logprobs` are those of the sampled tokens, where they were asked for.
+    """
 
     name: str
     kind: str
     prompt_tokens: int = 0
+    prompts: list[list[int]] = field(default_factory=list[list[int]])
     tokens: list[list[int]] = field(default_factory=list[list[int]])
     logprobs: list[float] = field(default_factory=list[float])
     error: str = ""
@@ -124,6 +128,8 @@ def _collect(answer: Answer, chunks: list[dict[str, Any]]) -> str:
             raise RuntimeError(str(chunk["error"]))
         if usage := chunk.get("usage"):
             answer.prompt_tokens = usage["prompt_tokens"]
+        # A chat's prompt is the answer's, a completion's is its choice's.
+        answer.prompts += [ids for part in (chunk, *chunk["choices"]) if (ids := part.get("prompt_token_ids"))]
         for choice in chunk["choices"]:
             while len(answer.tokens) <= choice["index"]:
                 answer.tokens.append([])

@@ -13,10 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def cache_root() -> Path:
-    """$ATOM_PATCHES_CACHE, else atom_patches under the user's cache directory."""
-    if chosen := os.environ.get("ATOM_PATCHES_CACHE"):
-        return Path(chosen).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "atom_patches"
+    """atom_patches under the user's cache directory: $XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().resolve() / "atom_patches"
 
 
 def content_hash(files: Iterable[Path], *words: str) -> str:
