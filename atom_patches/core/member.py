@@ -94,7 +94,10 @@ class Group:
         return self.required or any(member.patch.kind == "correctness" for member in self.wanted)
 
     def hold_back(self, problems: Iterable[Problem]) -> None:
-        """Record why nothing of the group is applied: its own reason for each culprit, a reference for the rest."""
+        """Want nothing of the group, and record why: its own reason for each culprit, a reference for the rest.
+
+        A member that another engine instance has in place stays as it is.
+        """
         culprits = {problem.subject: problem for problem in problems}
         if not culprits:
             return
@@ -102,6 +105,6 @@ class Group:
             problem = culprits.get(member.patch.id)
             if problem is not None:
                 member.set(problem.state, problem.reason)
-            else:
+            elif not member.applied:
                 member.set(State.INACTIVE, f"group {self.name} is held back by {', '.join(culprits)}")
             member.wanted = False

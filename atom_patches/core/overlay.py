@@ -178,6 +178,8 @@ class Overlay:
         """Stop the launch for what is needed; hold the rest back with a warning."""
         fatal = [problem for group, found in problems.items() if group.fatal for problem in found]
         bearable = [group for group, found in problems.items() if found and not group.fatal]
+        for group in bearable:
+            self._applier.take_back(group.members)
         for group, found in problems.items():
             group.hold_back(found)
         if fatal:
@@ -213,10 +215,10 @@ class Overlay:
         return {name for name, member in self.members.items() if member.applied}
 
     def _graph_changes(self) -> dict[str, str]:
-        """The graph-changing patches that are on in this process, with the version of their code."""
+        """The graph-changing patches that are on in this process, or will be, with the version of their code."""
         on = [name for name, member in sorted(self.members.items()) if member.wanted and member.patch.changes_graph]
-        here = [name for name in on if self.members[name].state in (State.APPLIED, State.PENDING)]
-        return {name: discovery.code_version() for name in here}
+        needed = [name for name in on if self.members[name].state is not State.UPSTREAMED]
+        return {name: discovery.code_version() for name in needed}
 
 
 def _grouped(members: Iterable[Member]) -> list[Group]:

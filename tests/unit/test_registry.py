@@ -117,7 +117,7 @@ def test_import_by_a_builder_and_by_threads(toy: Any, make: Any) -> None:
 
     toy.load("core")
     patches = [
-        toy.patch("toy.g.a", "core:plain", builder, group="toy.g"),
+        toy.patch("toy.g.a", "core:plain", builder, group="toy.g", order=1),
         toy.patch("toy.g.b", "late:late", group="toy.g"),
         toy.patch("toy.g.c", "user:use", group="toy.g"),
     ]
@@ -352,6 +352,21 @@ def test_refused_engine_leaves_no_wish_behind(toy: Any, make: Any) -> None:
     toy.configure(good)
     assert core.plain is original
     assert refused.pcp == 2
+
+
+def test_refused_engine_takes_nothing_from_a_living_one(toy: Any, make: Any) -> None:
+    core = toy.load("core")
+    first, second = pair(toy)
+    third = toy.patch("toy.g.more", "core:helper", group="toy.g", when=lambda config: Verdict(config.pcp > 2, "few"))
+    toy.review(first, second)
+    toy.arm(first, second, third, review=False)
+    good, refused = make.config(2), make.config(4)
+    toy.configure(good)
+    with pytest.raises(PatchError, match="toy.g.more"):
+        toy.configure(refused)
+    assert core.plain(1) == 102
+    assert toy.load("late").late(1) == 101
+    assert toy.states() == {"toy.g.plain": "applied", "toy.g.late": "applied", "toy.g.more": "drifted"}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -629,7 +644,10 @@ def test_only_active_graph_changes_enter_the_cache_key(toy: Any, make: Any) -> N
     waiting = toy.patch("toy.waiting", "late:late", changes_graph=True)
     other = toy.patch("toy.other", "core:helper")
     never = toy.patch("toy.never", "core:helper", changes_graph=True, when=lambda config: Verdict(False, "never"))
-    toy.arm(graph, waiting, other, never)
+    fixed = toy.patch(
+        "toy.fixed", "core:helper", changes_graph=True, upstreamed=lambda version: Verdict(True, "fixed in 1.0")
+    )
+    toy.arm(graph, waiting, other, never, fixed)
     on, off = make.config(2), make.config(1)
     toy.configure(on)
     assert sorted(toy.bound[-1]) == ["toy.graph", "toy.waiting"]
