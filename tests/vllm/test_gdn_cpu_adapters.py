@@ -291,3 +291,4 @@ def test_speculative_decoding_is_refused_by_name() -> None:
     with pytest.raises(PatchError, match="--speculative-config.*ngram.*qwen3_next.*Start without"):
         _conditions.gated_delta_net(config(speculative=SimpleNamespace(method="ngram")))
     assert not _conditions.gated_delta_net(config(speculative=SimpleNamespace(method="ngram"), gdn=False)).ok
+    assert _conditions.served(config(speculative=SimpleNamespace(method="ngram"))).ok, "says no more than it has to"

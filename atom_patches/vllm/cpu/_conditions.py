@@ -16,19 +16,14 @@ def gated_delta_net(config: VllmConfig) -> Verdict:
     Raises:
         PatchError: it is to run it with speculative decoding, which the CPU operations do not serve.
     """
-    platform = _on_cpu(config)
-    if not platform.ok:
-        return platform
-    text = config.model_config.hf_text_config
-    if not config.model_config.is_hybrid or not hasattr(text, "linear_num_value_heads"):
-        return Verdict(False, f"model type {text.model_type} has no GatedDeltaNet layers")
-    if config.speculative_config is not None:
+    verdict = _has_gated_delta_net(config)
+    if verdict.ok and config.speculative_config is not None:
         raise PatchError(
             f"speculative decoding (--speculative-config, method {config.speculative_config.method!r}) is not "
-            f"served for GatedDeltaNet models ({text.model_type}) on vLLM's CPU platform: the CPU operations "
-            "keep one state per request. Start without --speculative-config."
+            f"served for GatedDeltaNet models ({config.model_config.hf_text_config.model_type}) on vLLM's CPU "
+            "platform: the CPU operations keep one state per request. Start without --speculative-config."
         )
-    return Verdict(True, f"model type {text.model_type} has GatedDeltaNet layers and the platform is CPU")
+    return verdict
 
 
 def data_parallel_moe(config: VllmConfig) -> Verdict:
@@ -57,10 +52,20 @@ def expert_parallel(config: VllmConfig) -> Verdict:
 def served(config: VllmConfig) -> Verdict:
     """The CPU platform runs something that it runs only because of this package."""
     verdicts = [
-        condition(config) for condition in (gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel)
+        condition(config) for condition in (_has_gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel)
     ]
     wanted = [verdict for verdict in verdicts if verdict.ok]
     return wanted[0] if wanted else Verdict(False, "; ".join(dict.fromkeys(verdict.reason for verdict in verdicts)))
+
+
+def _has_gated_delta_net(config: VllmConfig) -> Verdict:
+    platform = _on_cpu(config)
+    if not platform.ok:
+        return platform
+    text = config.model_config.hf_text_config
+    if not config.model_config.is_hybrid or not hasattr(text, "linear_num_value_heads"):
+        return Verdict(False, f"model type {text.model_type} has no GatedDeltaNet layers")
+    return Verdict(True, f"model type {text.model_type} has GatedDeltaNet layers and the platform is CPU")
 
 
 def _context_parallel(config: VllmConfig) -> Verdict:
