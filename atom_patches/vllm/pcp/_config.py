@@ -124,8 +124,8 @@ def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
     if parallel.enable_elastic_ep:
         yield "--enable-elastic-ep is on; turn it off"
     backend = parallel.distributed_executor_backend
-    if backend not in (None, "mp"):
-        yield f"--distributed-executor-backend is {backend}; only mp is served"
+    if backend not in (None, "mp", "external_launcher"):
+        yield f"--distributed-executor-backend is {backend}; served are mp and external_launcher"
     yield from _unserved_expert_slices(config)
 
 
