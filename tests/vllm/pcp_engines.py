@@ -16,7 +16,8 @@ NEW = 10
 Engine = dict[str, Any]
 Request = dict[str, Any]
 
-#: Seeds by which no model of the tests has two best continuations. More prompts than run at once: one token, shorter than the convolution, odd lengths, more than a chunk.
+#: More prompts than run at once: one token, shorter than the convolution, odd lengths, more than a chunk. By these
+#: seeds no model of the tests has two best continuations.
 MIXED: list[Prompt] = [prompt(n, seed=2 if n == 64 else 1) for n in (1, 5, 37, 150, 2, 64, 129, 3, 400)]
 
 

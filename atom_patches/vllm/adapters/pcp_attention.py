@@ -17,11 +17,12 @@ from atom_patches.vllm.adapters.pcp_step import SplitStep, current_split_step, l
 
 
 def gather_key_value(
-    step: SplitStep, key: torch.Tensor, value: torch.Tensor
+    step: SplitStep, layer: Any, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the whole step from this rank's rows, in one all-gather.
 
     Args:
+        layer: the attention layer.
         key: ``[rows_per_rank, kv_heads, head_size]``.
         value: ``[rows_per_rank, kv_heads, value_head_size]``.
 
@@ -30,6 +31,8 @@ def gather_key_value(
     """
     sizes = [key.shape[-1], value.shape[-1]]
     whole_key, whole_value = step.gather(torch.cat([key, value], dim=-1)).split(sizes, dim=-1)
+    if settings.pcp_debug():
+        logger.info("%s: rank %d gathers %d keys and values", layer.layer_name, step.rank, whole_key.shape[0])
     return whole_key.contiguous(), whole_value.contiguous()
 
 
@@ -50,9 +53,7 @@ def gather_before_write(write: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         step = current_split_step()
         if step is not None:
-            key, value = gather_key_value(step, key, value)
-            if settings.pcp_debug():
-                logger.info("gather: keys and values of %d rows", key.shape[0])
+            key, value = gather_key_value(step, layer, key, value)
         write(self, layer, key, value, kv_cache, slot_mapping)
 
     return do_kv_cache_update

@@ -60,9 +60,10 @@ def _redundant(
     core_attn_out: torch.Tensor,
 ) -> None:
     widths = [mixed_qkv.shape[1], b.shape[1], a.shape[1]]
-    rows = [part.contiguous() for part in step.gather(torch.cat([mixed_qkv, b, a], dim=1)).split(widths, dim=1)]
+    whole_qkv, whole_b, whole_a = step.gather(torch.cat([mixed_qkv, b, a], dim=1)).split(widths, dim=1)
     whole_out = core_attn_out.new_zeros((step.plan.num_tokens, *core_attn_out.shape[1:]))
-    _run(original, layer, step.recurrent[layer.prefix].whole, *rows, whole_out)
+    whole = step.recurrent[layer.prefix].whole
+    _run(original, layer, whole, whole_qkv.contiguous(), whole_b.contiguous(), whole_a.contiguous(), whole_out)
     core_attn_out.copy_(whole_out[step.local_rows])
 
 
@@ -85,7 +86,7 @@ def _relay(
     if metadata.pooled is not None:
         _receive_state(step, metadata, states)
         _run(original, layer, metadata.pooled, *(tensor[own] for tensor in tensors))
-        _send_state(step, metadata, states)
+        _send_state(layer, step, metadata, states)
     _share_final_states(step, metadata, states)
 
 
@@ -110,14 +111,16 @@ def _receive_state(step: SplitStep, metadata: RecurrentMetadata, states: StateSl
     states.unpack(metadata.slots[_pool_index(step, [request])], packed)
 
 
-def _send_state(step: SplitStep, metadata: RecurrentMetadata, states: StateSlots) -> None:
+def _send_state(
+    layer: GatedDeltaNetAttention, step: SplitStep, metadata: RecurrentMetadata, states: StateSlots
+) -> None:
     if not step.plan.sends_state(step.rank):
         return
     request = step.plan.segments(step.rank)[-1].request
     packed = states.pack(metadata.slots[_pool_index(step, [request])])
     step.group.send(packed, dst=step.rank + 1)
     if settings.pcp_debug():
-        logger.info("relay: rank %d sent %d bytes of state", step.rank, packed.numel())
+        logger.info("%s: rank %d relays %d bytes of state", layer.prefix, step.rank, packed.numel())
 
 
 def _share_final_states(step: SplitStep, metadata: RecurrentMetadata, states: StateSlots) -> None:

@@ -46,7 +46,7 @@ def gather_then_forward(original: Callable[..., torch.Tensor]) -> Callable[..., 
     ) -> torch.Tensor:
         step = current_split_step()
         if step is not None:
-            key, value = gather_key_value(step, key, value)
+            key, value = gather_key_value(step, layer, key, value)
         return original(self, layer, query, key, value, *args, **kwargs)
 
     return forward

@@ -1,0 +1,51 @@
+"""Create engine configurations one after the other, as a launch does before any engine exists.
+
+    python configs.py PLAN.json RESULT.json
+
+PLAN is a list of options of EngineArgs. RESULT holds for each the error's text, or what the KV-cache layer makes of
+the accepted configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def outcome(options: dict[str, Any]) -> dict[str, Any]:
+    """Try one configuration."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from atom_patches.core import PatchError
+
+    try:
+        config = EngineArgs(dtype="float32", max_model_len=512, **options).create_engine_config()
+    except PatchError as error:
+        return {"refused": str(error)}
+    return {"accepted": accounting(config)}
+
+
+def accounting(config: Any) -> dict[str, Any]:
+    """Block sizes and bytes that vLLM's own functions derive from the configuration."""
+    import torch
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    config.cache_config.block_size = 16
+    cache = KVCacheConfig(num_blocks=64, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    return {
+        "longest request": spec.max_memory_usage_bytes(config),
+        "block sizes": list(resolve_kv_cache_block_sizes(cache, config)),
+    }
+
+
+def main() -> None:
+    plan, result = Path(sys.argv[1]), Path(sys.argv[2])
+    result.write_text(json.dumps([outcome(options) for options in json.loads(plan.read_text())]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What prefill context parallelism does not serve is refused when the configuration is made, naming the option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.gdn_oracle import environment, run_engines
+
+EAGER = {"enforce_eager": True}
+TWO = {"prefill_context_parallel_size": 2, **EAGER}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+
+#: Case -> model, options beside pcp=2, and what the message must name.
+REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "compilation": ("qwen3", {"enforce_eager": False}, ["--enforce-eager"]),
+    "images": ("qwen3_5", {}, ["--language-model-only"]),
+    "prompt embeddings": ("qwen3", {"enable_prompt_embeds": True}, ["--enable-prompt-embeds"]),
+    "pooling": ("qwen3", {"runner": "pooling"}, ["--runner is pooling"]),
+    "routed experts": ("qwen3_next", {"enable_return_routed_experts": True}, ["--enable-return-routed-experts"]),
+    "pipeline": ("qwen3", {"pipeline_parallel_size": 2}, ["--pipeline-parallel-size is 2"]),
+    "data": ("qwen3_next", {"data_parallel_size": 2}, ["--data-parallel-size is 2"]),
+    "ray": ("qwen3", {"distributed_executor_backend": "uni"}, ["--distributed-executor-backend is uni"]),
+    "speculation": ("qwen3", {"speculative_config": NGRAM}, ["--speculative-config"]),
+    "lora": ("qwen3", {"enable_lora": True}, ["--enable-lora"]),
+    "micro-batches": ("qwen3_next", {"enable_dbo": True}, ["--enable-dbo"]),
+    "connector": (
+        "qwen3",
+        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        ["--kv-transfer-config"],
+    ),
+    "narrow experts": (
+        "qwen3_next",
+        {"prefill_context_parallel_size": 5},
+        ["384", "5", "--enable-expert-parallel", "--prefill-context-parallel-size 5"],
+    ),
+    "several at once": (
+        "qwen3",
+        {"pipeline_parallel_size": 2, "enforce_eager": False},
+        ["--pipeline-parallel-size is 2", "--enforce-eager"],
+    ),
+}
+ACCEPTED = {
+    "unsplit": ("qwen3", EAGER),
+    "dense": ("qwen3", TWO),
+    "hybrid": ("qwen3_next", TWO),
+    "vision-language": ("qwen3_5", {**TWO, "language_model_only": True}),
+    "six ranks": ("qwen3_next", {**TWO, "prefill_context_parallel_size": 6}),
+    "whole experts": (
+        "qwen3_next",
+        {**TWO, "prefill_context_parallel_size": 5, "enable_expert_parallel": True},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
+    cases = {name: {"model": model, **TWO, **options} for name, (model, options, _) in REFUSED.items()}
+    cases |= {name: {"model": model, **options} for name, (model, options) in ACCEPTED.items()}
+    plan = [{**options, "model": str(checkpoint(options["model"]))} for options in cases.values()]
+    [results] = run_engines(tmp_path_factory.mktemp("configs"), [plan], [environment()], script="configs.py")
+    return dict(zip(cases, results, strict=True))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name(outcomes: dict[str, dict[str, Any]], case: str) -> None:
+    message = outcomes[case].get("refused", "")
+    for part in (*REFUSED[case][2], "cannot be served"):
+        assert part in message
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted(outcomes: dict[str, dict[str, Any]], case: str) -> None:
+    assert "accepted" in outcomes[case], outcomes[case]
+
+
+def test_every_rank_keeps_the_whole_cache(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Block sizes and the longest request's bytes do not depend on the number of ranks."""
+    for case in ("dense", "hybrid"):
+        assert outcomes[case]["accepted"] == outcomes["unsplit"]["accepted"]
+    # 512 tokens of 2 heads x 32 float32 keys and as many values.
+    assert outcomes["unsplit"]["accepted"]["longest request"] == 512 * 2 * 32 * 4 * 2

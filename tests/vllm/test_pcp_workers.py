@@ -1,0 +1,83 @@
+"""Prefill context parallelism with vLLM's own worker processes, asynchronous scheduling on and off; then none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.gdn_oracle import prompt
+from tests.vllm.pcp_engines import engine, request, single, wave
+from tests.vllm.test_pcp import GREEDY, check_greedy
+
+TARGETS = [
+    "vllm.v1.worker.block_table:BlockTable.__init__",
+    "vllm.v1.worker.cp_utils:get_total_cp_world_size",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__",
+    "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes",
+    "vllm.v1.engine.core:resolve_kv_cache_block_sizes",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+]
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    workers = {"distributed_executor_backend": "mp"}
+    two = {"prefill_context_parallel_size": 2, **workers}
+    engines = {
+        "asynchronous": engine("qwen3_next", GREEDY, async_scheduling=True, probe=True, **two),
+        "synchronous": engine("qwen3", GREEDY, async_scheduling=False, targets=TARGETS, **two),
+        "unsplit": engine("qwen3", [wave()], targets=TARGETS, distributed_executor_backend="uni"),
+    }
+    return single(folder, engines, VLLM_CPU_OMP_THREADS_BIND="0|1", ATOM_PCP_DEBUG="1")
+
+
+@pytest.mark.parametrize(("key", "model"), [("asynchronous", "qwen3_next"), ("synchronous", "qwen3")])
+def test_workers_equal_the_oracle(results: Results, key: str, model: str) -> None:
+    for sent, got in zip(GREEDY, results[key]["waves"], strict=True):
+        assert check_greedy(model, sent, got) > 0
+    assert results[key]["free_after"] == results[key]["free_before"]
+
+
+def test_both_workers_ran_half_of_the_first_step(results: Results) -> None:
+    # Prompts of 1, 5, 37 and 150 tokens: one replicated row, 192 to spread.
+    first = [worker[0]["projections"] for worker in results["asynchronous"]["rows"][0]]
+    assert first == [[1 + 96], [1 + 96]]
+
+
+def test_an_engine_without_pcp_in_the_same_process_is_stock(results: Results) -> None:
+    assert check_greedy("qwen3", wave(), results["unsplit"]["waves"][0]) > 0
+    states = {name: state for name, state in results["unsplit"]["patches"].items() if name.startswith("vllm.pcp.")}
+    assert set(states.values()) == {"inactive"}
+    assert all(results["unsplit"]["shipped"].values())
+    # The engine core of the engine before lived in this process, so its scheduler's functions were replaced.
+    before = results["synchronous"]["shipped"]
+    assert not before["vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"]
+    assert not before["vllm.v1.engine.core:resolve_kv_cache_block_sizes"]
+
+
+def test_debug_traces_split_gather_and_state(results: Results, folder: Path) -> None:
+    log = (folder / "log0.txt").read_text()
+    assert re.search(r"split: rank 0 of 2 runs 97 rows of 193 \(1 replicated, pool rows \[0, 96\), 0 padded\)", log)
+    assert re.search(r"layers\.0\.linear_attn: rank 0 relays \d+ bytes of state", log)
+    assert re.search(r"layers\.3\.self_attn\.attn: rank 1 gathers 193 keys and values", log)
+
+
+def test_ranks_with_different_settings_are_refused(tmp_path: Path) -> None:
+    plan = engine("qwen3", [[request(prompt(5, seed=1))]], setup="tests.vllm.odd_settings",
+                  distributed_executor_backend="external_launcher", prefill_context_parallel_size=2)  # fmt: skip
+    from tests.vllm.pcp_engines import launch
+
+    with pytest.raises(AssertionError, match="set these variables alike for all ranks"):
+        launch(tmp_path, 2, {"odd": plan})

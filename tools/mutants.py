@@ -1,0 +1,193 @@
+"""Break one guarded place at a time in a copy of the checkout; some test must fail.
+
+    python tools/mutants.py [WORD ...] [--list]
+
+A mutant removes one patch (its file: the overlay then does not know the member) or changes one line of the code behind
+it. For each, the tests that guard the place run until the first failure. One line a mutant names the test that failed;
+a mutant that survives, or that no longer fits the code, fails the run. With WORDs, only mutants that contain one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("atom_patches", "atom_patches_boot.py", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
+PCP = "tests/vllm/test_pcp.py"
+HYBRID = (f"{PCP}::test_two_ranks[qwen3_next]",)
+CACHING = (f"{PCP}::test_two_ranks[qwen3_next caching]",)
+CHUNKED = (f"{PCP}::test_two_ranks[qwen3_5]",)
+CROWDED = (f"{PCP}::test_two_ranks[qwen3_next crowded]",)
+DENSE = (f"{PCP}::test_two_ranks[qwen3]",)
+CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
+PLAN = ("tests/unit/test_pcp_plan.py",)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change and the tests that must notice it.
+
+    Attributes:
+        path: the changed file, relative to the checkout.
+        tests: pytest's names of the tests that guard the place.
+        old, new: the text to replace, once, and its replacement; None: the file is removed.
+    """
+
+    path: str
+    tests: tuple[str, ...]
+    old: str | None = None
+    new: str | None = None
+
+    @property
+    def name(self) -> str:
+        if self.old is None:
+            return f"without {self.path}"
+        return f"{self.path}: {_short(self.old)} -> {_short(self.new or 'nothing')}"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:60]
+
+
+def _removed(folder: str, tests: dict[str, tuple[str, ...]]) -> list[Mutant]:
+    return [Mutant(f"atom_patches/vllm/{folder}/{name}.py", guards) for name, guards in tests.items()]
+
+
+MEMBERS = _removed(
+    "pcp",
+    {
+        "attention_metadata": (f"{PCP}::test_rows_shrink_on_two_ranks[qwen3_next]",),
+        "attention_support": DENSE,
+        "block_sizes": CONFIGS,
+        "block_table": DENSE,
+        "cpu_attention": DENSE,
+        "flash_attention": ("tests/vllm/test_pcp_backends.py",),
+        "gated_delta_net": HYBRID,
+        "kv_cache_manager": CACHING,
+        "memory_usage": CONFIGS,
+        "model_forward": DENSE,
+        "moe_combine": HYBRID,
+        "moe_dispatch": HYBRID,
+        "profile_run": (f"{PCP}::test_memory_is_profiled_with_the_rows_of_the_worst_step",),
+        "sampled_ids": (f"{PCP}::test_ranks_agree_on_sampled_ids",),
+        "total_cp_world_size": DENSE,
+        "triton_attention": ("tests/vllm/test_pcp_backends.py",),
+    },
+)
+
+RECURRENT = "atom_patches/vllm/adapters/pcp_recurrent.py"
+STEP = "atom_patches/vllm/adapters/pcp_step.py"
+TRANSITIONS = [
+    Mutant(RECURRENT, HYBRID, "    states.unpack(metadata.slots[_pool_index(step, [request])], packed)\n", ""),
+    Mutant(RECURRENT, HYBRID, "        if owner != step.rank:\n            states.unpack(slots, packed)\n", ""),
+    Mutant(RECURRENT, CROWDED, "    states.clear(metadata.fresh)\n", ""),
+    Mutant(STEP, CHUNKED, "self.context_len(s.request) + s.end", "s.end"),
+    Mutant(STEP, CACHING, "_Query(s.request, s.rows, batch.seq_lens[s.request])", "_Query(s.request, s.rows, s.end)"),
+    Mutant(STEP, DENSE, "pool[: self.plan.pool_size]", "pool[: self.plan.pool_size].flip(0)"),
+    Mutant("atom_patches/vllm/pcp/model_forward.py", HYBRID, "if self.num_prompt_logprobs:", "if False:"),
+    Mutant(
+        "atom_patches/vllm/pcp/model_forward.py",
+        DENSE,
+        "step.take(positions, dim=-1)",
+        "positions[..., : step.plan.rows_per_rank]",
+    ),  # noqa: E501
+    Mutant("atom_patches/runtime/pcp.py", PLAN, "max(first - offset, 0)", "max(first - offset, 1)"),
+    Mutant("atom_patches/runtime/pcp.py", PLAN, "not segments[-1].ends_request", "segments[-1].ends_request"),
+    Mutant("atom_patches/runtime/pcp.py", PLAN, "len(plan.replicated) + offset", "offset"),
+    Mutant(
+        "atom_patches/runtime/pcp.py",
+        PLAN,
+        "-(-self.pool_size // self.world_size)",
+        "self.pool_size // self.world_size",
+    ),  # noqa: E501
+    Mutant("atom_patches/runtime/pcp.py", PLAN, "decodes + -(-(max_tokens - decodes)", "-(-(max_tokens - decodes)"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_support.py",
+        ("tests/vllm/test_pcp_workers.py::test_ranks_with_different_settings_are_refused",),
+        "if own != first:",
+        "if False:",
+    ),  # noqa: E501
+]
+
+MUTANTS = [*MEMBERS, *TRANSITIONS]
+
+
+def apply(mutant: Mutant, checkout: Path) -> None:
+    """Make the change in `checkout`.
+
+    Raises:
+        LookupError: the file is gone, or does not contain the text exactly once.
+    """
+    path = checkout / mutant.path
+    if not path.exists():
+        raise LookupError(f"{mutant.path} does not exist")
+    if mutant.old is None:
+        path.unlink()
+        return
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise LookupError(f"{mutant.path} contains {_short(mutant.old)!r} {text.count(mutant.old)} times, not once")
+    path.write_text(text.replace(mutant.old, mutant.new or ""))
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what the tests need."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, target / name)
+
+
+def first_failure(mutant: Mutant) -> str | None:
+    """The name of the first test that fails with the mutant, or None if it survives."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        copy_checkout(Path(scratch))
+        apply(mutant, Path(scratch))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+        env = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=1200)
+    if done.returncode == 0:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) (\S+(?:\[[^\]]*\])?)", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or found is None:
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}")
+    return found[1]
+
+
+def main() -> int:
+    """Run the selected mutants; 0 if every one was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--list", action="store_true", help="name the mutants and run none")
+    args = parser.parse_args()
+    chosen = [m for m in MUTANTS if not args.words or any(word in m.name for word in args.words)]
+    if args.list:
+        print(*(mutant.name for mutant in chosen), sep="\n")
+        return 0
+    survivors = 0
+    for mutant in chosen:
+        started = time.monotonic()
+        try:
+            failed = first_failure(mutant)
+        except LookupError as error:
+            failed, survivors = f"DOES NOT FIT: {error}", survivors + 1
+        if failed is None:
+            failed, survivors = "SURVIVED", survivors + 1
+        print(f"{mutant.name}  =>  {failed}  ({time.monotonic() - started:.0f} s)", flush=True)
+    print(f"mutants: {len(chosen) - survivors}/{len(chosen)} found")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
