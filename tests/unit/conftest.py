@@ -21,6 +21,8 @@ CORE = '''
 """Where everything is defined."""
 import functools
 
+LIMIT = 3
+
 
 def plain(x, *, y: int = 1) -> int:
     """Plain."""
@@ -60,6 +62,9 @@ class Base:
 
     @property
     def prop(self):
+        return 1
+
+    def other(self):
         return 1
 
 

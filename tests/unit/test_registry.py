@@ -166,10 +166,21 @@ def test_patch_of_a_copy_leaves_the_definition_alone(toy: Any, make: Any) -> Non
     assert user.plain is original
 
 
+def test_equal_constants_elsewhere_are_no_copies(toy: Any, make: Any) -> None:
+    core, user = toy.load("core"), toy.load("user")
+    user.ELSEWHERE = core.LIMIT
+    toy.arm(toy.patch("toy.a", "core:LIMIT", lambda original: original + 1))
+    config = make.config(2)
+    toy.configure(config)
+    assert (core.LIMIT, user.ELSEWHERE) == (4, 3)
+    toy.registry.revert("toy")
+    assert (core.LIMIT, user.ELSEWHERE) == (3, 3)
+
+
 def test_what_cannot_be_rebound_is_reported(toy: Any, make: Any) -> None:
     core, _ = toy.load("core"), toy.load("user")
     toy.arm(
-        toy.patch("toy.a", "core:plain"), toy.patch("toy.b", "core:Base.method"), toy.patch("toy.c", "core:Child.stat")
+        toy.patch("toy.a", "core:plain"), toy.patch("toy.b", "core:Base.method"), toy.patch("toy.c", "core:Child.other")
     )
     config = make.config(2)
     toy.configure(config)
@@ -457,6 +468,7 @@ def test_one_message_names_every_problem(toy: Any, make: Any) -> None:
     assert "toy.a (correctness, drifted): no reviewed source of" in message
     assert "does not define gone" in message
     assert "accept toy.a" in message and "Install toy>=1,<2" in message
+    assert sys.excepthook.__module__ == "atom_patches.core.stop"
 
 
 def test_switched_off_is_stock_whatever_the_configuration(toy: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
