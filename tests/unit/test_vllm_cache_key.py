@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom_patches.vllm.engine import KEY, KeyedConfig, bind_cache_key
@@ -32,6 +32,7 @@ def key_of(additional: Any) -> str:
     return json.dumps(additional, sort_keys=True) if isinstance(additional, dict) else additional.compute_hash()
 
 
+@settings(deadline=None)
 @given(users=USERS, sequence=st.lists(ACTIVE, min_size=1, max_size=4))
 def test_the_last_binding_alone_counts(users: dict[str, Any], sequence: list[dict[str, str]]) -> None:
     before = dict(users)
@@ -45,6 +46,7 @@ def test_the_last_binding_alone_counts(users: dict[str, Any], sequence: list[dic
     assert (key_of(config.additional_config) == key_of(users)) == (not sequence[-1])
 
 
+@settings(deadline=None)
 @given(first=ACTIVE, second=ACTIVE, one=st.sampled_from("ab"), other=st.sampled_from("ab"))
 def test_objects_of_the_users_own(first: dict[str, str], second: dict[str, str], one: str, other: str) -> None:
     left, right = SimpleNamespace(additional_config=Hashed(one)), SimpleNamespace(additional_config=Hashed(other))
