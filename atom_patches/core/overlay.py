@@ -65,6 +65,11 @@ class Overlay:
         self._teller.publish(config, role, self.status(), self.notes)
         self._teller.announce(role, self.groups)
 
+    def release(self, config: Any) -> None:
+        """Forget what the engine instance of `config` wants."""
+        self._demand.discard(config)
+        self._mark_wanted()
+
     def imported(self, module: ModuleType) -> None:
         """Apply what waited for `module`.
 

@@ -57,6 +57,18 @@ class Registry:
             overlay.configure(config, role)
         self._catch_up()
 
+    def release(self, engine_name: str, config: Any) -> None:
+        """Forget what an engine instance that has ended asked for; the next `configure` draws the consequences.
+
+        Args:
+            engine_name: which engine the configuration belongs to.
+            config: the configuration that was handed to `configure`; an unknown one is none to forget.
+        """
+        overlay = self._overlays.get(engine_name)
+        if overlay is not None:
+            with self._lock:
+                overlay.release(config)
+
     def revert(self, engine_name: str, *, bootstrap: bool = False) -> None:
         """Take back every patch of an engine: the objects that it shipped with stand again.
 

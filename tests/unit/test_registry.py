@@ -731,3 +731,22 @@ def test_forked_child_does_not_wait_for_a_thread_of_its_parent(toy: Any, make: A
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
     assert core.plain(1) == 2
+
+
+def test_an_engine_that_has_ended_wants_nothing_more(toy: Any, make: Any) -> None:
+    patch = toy.patch("toy.a", "core:plain")
+    module = toy.load("core")
+    stock = module.plain
+    toy.arm(patch)
+    ended, living = make.config(2), make.config(2)
+    for config in (ended, living):
+        toy.configure(config)
+    toy.registry.release("toy", ended)
+    toy.configure(make.config(1))
+    assert module.plain is not stock, "another engine still wants it"
+    toy.registry.release("toy", living)
+    last = make.config(1)
+    toy.configure(last)
+    assert module.plain is stock
+    toy.registry.release("toy", last)
+    toy.registry.release("toy", last)
