@@ -2,8 +2,9 @@
 
     python configs.py PLAN.json RESULT.json
 
-PLAN is a list of options of EngineArgs. RESULT holds for each the error's text, or what the KV-cache layer makes of
-the accepted configuration.
+PLAN is a list of options of EngineArgs; `after` sets attributes of the finished configuration that no option can reach
+here (another executor needs its package, the CPU platform turns some options off). RESULT holds for each the error's
+text, or what the KV-cache layer makes of the accepted configuration.
 """
 
 from __future__ import annotations
@@ -20,11 +21,24 @@ def outcome(options: dict[str, Any]) -> dict[str, Any]:
 
     from atom_patches.core import PatchError
 
+    after = options.pop("after", {})
     try:
         config = EngineArgs(dtype="float32", max_model_len=512, **options).create_engine_config()
+        if after:
+            return ask_again(config, after)
     except PatchError as error:
         return {"refused": str(error)}
     return {"accepted": accounting(config)}
+
+
+def ask_again(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """Change attributes of the configuration and decide once more."""
+    from atom_patches.vllm.pcp._config import pcp_enabled
+
+    for path, value in changes.items():
+        part, _, name = path.partition(".")
+        setattr(getattr(config, part), name, value)
+    return {"accepted": pcp_enabled(config).reason}
 
 
 def accounting(config: Any) -> dict[str, Any]:

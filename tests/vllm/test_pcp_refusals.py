@@ -23,10 +23,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "routed experts": ("qwen3_next", {"enable_return_routed_experts": True}, ["--enable-return-routed-experts"]),
     "pipeline": ("qwen3", {"pipeline_parallel_size": 2}, ["--pipeline-parallel-size is 2"]),
     "data": ("qwen3_next", {"data_parallel_size": 2}, ["--data-parallel-size is 2"]),
-    "ray": ("qwen3", {"distributed_executor_backend": "uni"}, ["--distributed-executor-backend is uni"]),
+    "ray": (
+        "qwen3",
+        {"after": {"parallel_config.distributed_executor_backend": "ray"}},
+        ["--distributed-executor-backend is ray"],
+    ),
     "speculation": ("qwen3", {"speculative_config": NGRAM}, ["--speculative-config"]),
     "lora": ("qwen3", {"enable_lora": True}, ["--enable-lora"]),
-    "micro-batches": ("qwen3_next", {"enable_dbo": True}, ["--enable-dbo"]),
+    "micro-batches": ("qwen3_next", {"after": {"parallel_config.enable_dbo": True}}, ["--enable-dbo"]),
     "connector": (
         "qwen3",
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},

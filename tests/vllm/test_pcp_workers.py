@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.vllm.gdn_oracle import prompt
-from tests.vllm.pcp_engines import engine, request, single, wave
-from tests.vllm.test_pcp import GREEDY, check_greedy
+from tests.vllm.pcp_engines import check_greedy, engine, launch, request, single, wave
+from tests.vllm.test_pcp import GREEDY, cached_waves
+
 
 TARGETS = [
     "vllm.v1.worker.block_table:BlockTable.__init__",
@@ -38,14 +39,26 @@ def results(folder: Path) -> Results:
     engines = {
         "asynchronous": engine("qwen3_next", GREEDY, async_scheduling=True, probe=True, **two),
         "synchronous": engine("qwen3", GREEDY, async_scheduling=False, targets=TARGETS, **two),
+        "grid": engine(
+            "qwen3_next",
+            [*GREEDY, *cached_waves("qwen3_next")],
+            probe=True,
+            tensor_parallel_size=2,
+            max_num_batched_tokens=96,
+            block_size=32,
+            **{**two, "enable_prefix_caching": True},
+        ),
         "unsplit": engine("qwen3", [wave()], targets=TARGETS, distributed_executor_backend="uni"),
     }
-    return single(folder, engines, VLLM_CPU_OMP_THREADS_BIND="0|1", ATOM_PCP_DEBUG="1")
+    return single(folder, engines, VLLM_CPU_OMP_THREADS_BIND="0|1|0|1", ATOM_PCP_DEBUG="1")
 
 
-@pytest.mark.parametrize(("key", "model"), [("asynchronous", "qwen3_next"), ("synchronous", "qwen3")])
+@pytest.mark.parametrize(
+    ("key", "model"), [("asynchronous", "qwen3_next"), ("synchronous", "qwen3"), ("grid", "qwen3_next")]
+)
 def test_workers_equal_the_oracle(results: Results, key: str, model: str) -> None:
-    for sent, got in zip(GREEDY, results[key]["waves"], strict=True):
+    sent_waves = [*GREEDY, *cached_waves(model)] if key == "grid" else GREEDY
+    for sent, got in zip(sent_waves, results[key]["waves"], strict=True):
         assert check_greedy(model, sent, got) > 0
     assert results[key]["free_after"] == results[key]["free_before"]
 
@@ -54,6 +67,13 @@ def test_both_workers_ran_half_of_the_first_step(results: Results) -> None:
     # Prompts of 1, 5, 37 and 150 tokens: one replicated row, 192 to spread.
     first = [worker[0]["projections"] for worker in results["asynchronous"]["rows"][0]]
     assert first == [[1 + 96], [1 + 96]]
+
+
+def test_two_by_two_ranks_with_tensor_parallelism(results: Results) -> None:
+    # The first step takes the prompts of 1, 5 and 37 tokens, since a chunk of the next would end inside a block.
+    first = [worker[0]["projections"] for worker in results["grid"]["rows"][0]]
+    assert first == [[1 + 21]] * 4
+    assert sum(answer["cached"] for answer in results["grid"]["waves"][-1]) > 0
 
 
 def test_an_engine_without_pcp_in_the_same_process_is_stock(results: Results) -> None:
@@ -77,7 +97,5 @@ def test_debug_traces_split_gather_and_state(results: Results, folder: Path) -> 
 def test_ranks_with_different_settings_are_refused(tmp_path: Path) -> None:
     plan = engine("qwen3", [[request(prompt(5, seed=1))]], setup="tests.vllm.odd_settings",
                   distributed_executor_backend="external_launcher", prefill_context_parallel_size=2)  # fmt: skip
-    from tests.vllm.pcp_engines import launch
-
     with pytest.raises(AssertionError, match="set these variables alike for all ranks"):
         launch(tmp_path, 2, {"odd": plan})
