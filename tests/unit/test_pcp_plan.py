@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atom_patches.runtime.pcp import PcpPlan, most_rows, plan_step
 from hypothesis import given
 from hypothesis import strategies as st
+
+from atom_patches.runtime.pcp import PcpPlan, most_rows, plan_step
 
 query_lens = st.lists(st.one_of(st.just(1), st.integers(1, 9), st.integers(1, 300)), min_size=1, max_size=12)
 world_sizes = st.integers(2, 8)
@@ -78,9 +79,7 @@ def test_state_is_handed_over_at_every_cut_inside_a_request(lens: list[int], wor
 
 
 @given(query_lens, world_sizes, st.data())
-def test_an_exchange_brings_each_wanted_row_to_all_ranks(
-    lens: list[int], world_size: int, data: st.DataObject
-) -> None:
+def test_an_exchange_brings_each_wanted_row_to_all_ranks(lens: list[int], world_size: int, data: st.DataObject) -> None:
     plan = plan_of(lens, world_size)
     if plan is None:
         return

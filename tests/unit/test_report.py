@@ -216,9 +216,7 @@ def test_a_killed_process_leaves_a_file_that_nobody_believes(state_dir: Path) ->
 
 def test_the_start_time_survives_a_process_name_with_spaces_and_brackets() -> None:
     script = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) S 1 (b'); print('ready', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     ticks = int(report.start_time(child.pid) or 0)
