@@ -84,6 +84,58 @@ MEMBERS = _removed(
     },
 )
 
+GDN = "tests/vllm/test_gdn_cpu.py"
+ORDERING = ("tests/ordering/test_orderings.py",)
+MEMBERS += _removed(
+    "cpu",
+    {
+        **dict.fromkeys(
+            (
+                "causal_conv1d_fn",
+                "causal_conv1d_update",
+                "chunk_gated_delta_rule",
+                "cleanup_profiling_kv_cache",
+                "dispatch_cpu_unquantized_gemm",
+                "fused_post_conv_prep",
+                "fused_recurrent_packed_decode",
+                "prepare_chunk_indices",
+                "prepare_chunk_offsets",
+                "update_block_size_for_backend",
+            ),
+            (f"{GDN}::test_chunked_prefill[qwen3_next]",),
+        ),
+        "all_gatherv": (f"{GDN}::test_data_parallel[qwen3_next]",),
+        "batch_memcpy": (f"{GDN}::test_prefix_caching[qwen3_next]",),
+        "expert_map": (f"{GDN}::test_tensor_parallel[qwen3_5_moe]",),
+        "expert_map_sgl": (f"{GDN}::test_what_is_applied_in_one_process",),
+        "fused_sigmoid_gating_update": (f"{GDN}::test_decode_from_separate_projections",),
+        "reduce_scatterv": (f"{GDN}::test_data_parallel[qwen3_next]",),
+    },
+)
+MEMBERS += _removed(
+    "bootstrap",
+    {
+        "engine_args": CONFIGS,
+        "engine_core": ORDERING,
+        "engine_core_shutdown": (
+            "tests/vllm/test_pcp_workers.py::test_an_engine_without_pcp_in_the_same_process_is_stock",
+        ),
+        "worker": ORDERING,
+    },
+)
+
+CORE = [
+    Mutant(
+        "atom_patches/core/applying.py",
+        ("tests/unit/test_registry.py",),
+        "                self.take_back(group.members)\n                return Problem",
+        "                return Problem",
+    ),
+    Mutant("atom_patches/core/stale.py", ("tests/unit/test_registry.py",), "names[name] = change.new", "pass"),
+    Mutant("atom_patches/core/gates.py", ("tests/unit/test_registry.py",), "    if not faults:", "    if True:"),
+    Mutant("atom_patches/core/registry.py", ("tests/unit/test_registry.py",), "overlay.release(config)", "pass"),
+]
+
 RECURRENT = "atom_patches/vllm/adapters/pcp_recurrent.py"
 STEP = "atom_patches/vllm/adapters/pcp_step.py"
 TRANSITIONS = [
@@ -118,7 +170,7 @@ TRANSITIONS = [
     ),  # noqa: E501
 ]
 
-MUTANTS = [*MEMBERS, *TRANSITIONS]
+MUTANTS = [*CORE, *MEMBERS, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:

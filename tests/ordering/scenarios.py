@@ -246,6 +246,7 @@ def in_spawned_child(out: Any) -> None:
     functions = {
         "vllm.bootstrap.engine_args": EngineArgs.create_engine_config,
         "vllm.bootstrap.engine_core": EngineCore.__init__,
+        "vllm.bootstrap.engine_core_shutdown": EngineCore.shutdown,
         "vllm.bootstrap.worker": WorkerWrapperBase.init_worker,
     }
     results: Results = {"": {"armed": armed}}
@@ -265,6 +266,9 @@ def by_plugin() -> Results:
     from vllm.v1.engine.core import EngineCore
 
     results["vllm.bootstrap.engine_core"] = {"ours": "atom_patches" in EngineCore.__init__.__code__.co_filename}
+    results["vllm.bootstrap.engine_core_shutdown"] = {
+        "ours": "atom_patches" in EngineCore.shutdown.__code__.co_filename
+    }
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     results["vllm.bootstrap.worker"] = {"ours": "atom_patches" in WorkerWrapperBase.init_worker.__code__.co_filename}

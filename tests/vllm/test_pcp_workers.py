@@ -12,7 +12,6 @@ from tests.vllm.gdn_oracle import prompt
 from tests.vllm.pcp_engines import check_greedy, engine, launch, request, single, wave
 from tests.vllm.test_pcp import GREEDY, cached_waves
 
-
 TARGETS = [
     "vllm.v1.worker.block_table:BlockTable.__init__",
     "vllm.v1.worker.cp_utils:get_total_cp_world_size",
