@@ -41,6 +41,8 @@ class Overlay:
         """Apply what needs no configuration, now or when its module is imported."""
         for member in self.members.values():
             member.wanted = member.patch.when is None and not gates.switched_off(member.patch)
+        # A module that is imported already is told of at once, and only once, for all patches in it.
+        for member in self.members.values():
             if member.wanted:
                 self._applier.wait_for(member.patch.site.module)
 

@@ -750,3 +750,9 @@ def test_an_engine_that_has_ended_wants_nothing_more(toy: Any, make: Any) -> Non
     assert module.plain is stock
     toy.registry.release("toy", last)
     toy.registry.release("toy", last)
+
+
+def test_two_patches_of_one_module_that_is_imported_already(toy: Any) -> None:
+    toy.load("core")
+    toy.arm(toy.patch("toy.a", "core:plain", when=None), toy.patch("toy.b", "core:helper", when=None))
+    assert toy.states() == {"toy.a": "applied", "toy.b": "applied"}
