@@ -68,6 +68,7 @@ class Registry:
         if overlay is not None:
             with self._lock:
                 overlay.release(config)
+            self._catch_up()
 
     def revert(self, engine_name: str, *, bootstrap: bool = False) -> None:
         """Take back every patch of an engine: the objects that it shipped with stand again.
@@ -80,6 +81,7 @@ class Registry:
         """
         with self._lock:
             self._overlays[engine_name].revert(bootstrap=bootstrap)
+        self._catch_up()
 
     def status(self, engine_name: str) -> list[PatchReport]:
         """State and reason of every patch of an engine, from the live objects."""
@@ -99,20 +101,17 @@ class Registry:
         # applying patches, which may be waiting for that import. Nor may one application interrupt another of
         # the same thread: a builder may import what patches of its own group wait for. So the lock is not
         # re-entrant, and what finds it taken comes after.
-        if not self._lock.acquire(blocking=False):
-            self._postponed.append((overlay, module))
-            return
-        try:
-            overlay.imported(module)
-        finally:
-            self._lock.release()
+        self._postponed.append((overlay, module))
         self._catch_up()
 
     def _catch_up(self) -> None:
+        """Do what was postponed, unless the lock is taken: whoever holds it does so after letting go."""
         while self._postponed and self._lock.acquire(blocking=False):
             try:
-                overlay, module = self._postponed.pop()
-                overlay.imported(module)
+                # Another thread may have done it between the two conditions.
+                if self._postponed:
+                    overlay, module = self._postponed.pop()
+                    overlay.imported(module)
             finally:
                 self._lock.release()
 

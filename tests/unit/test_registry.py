@@ -128,6 +128,29 @@ def test_import_by_a_builder_and_by_threads(toy: Any, make: Any) -> None:
     assert (toy.load("late").late(1), toy.load("user").use(1)) == (101, 202)
 
 
+def test_import_that_finds_the_lock_taken_is_never_forgotten(
+    toy: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock's holder lets go, and looks for postponed modules, at the moment in which an import fails to get it."""
+    toy.arm(toy.patch("toy.a", "late:late"))
+    config = make.config(2)
+    toy.configure(config)
+    lock, tries = threading.Lock(), itertools.count()
+
+    class LetGo:
+        def acquire(self, blocking: bool) -> bool:
+            if next(tries):
+                return lock.acquire(blocking)
+            toy.registry._catch_up()
+            return False
+
+        def release(self) -> None:
+            lock.release()
+
+    monkeypatch.setattr(toy.registry, "_lock", LetGo())
+    assert toy.load("late").late(1) == 101
+
+
 # Copies
 
 
