@@ -125,6 +125,8 @@ class Overlay:
             return Verdict(True, "wanted by every configuration")
         try:
             return patch.when(config)
+        except PatchError as error:
+            raise self._teller.stopped([error]) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"its condition cannot be decided: {type(error).__name__}: {error}"
             # An engine that the patch was not written for may lack what the condition asks about.

@@ -78,4 +78,5 @@ class Teller:
         stop.print_message_only()
         version = gates.engine_version(self._engine)
         head = f"atom_patches stops the launch of {self._engine.name} {version}:"
-        return PatchError("\n".join([head, *(f"  - {problem}" for problem in problems)]))
+        told = [str(problem).replace("\n", "\n  ") for problem in problems]
+        return PatchError("\n".join([head, *(f"  - {problem}" for problem in told)]))

@@ -99,6 +99,17 @@ def test_waiting_patch_says_what_it_waits_for(toy: Any, make: Any) -> None:
     assert f"{toy.name}.late" in toy.reason("toy.a")
 
 
+def test_refusing_condition_stops_the_launch_with_one_message(toy: Any, make: Any) -> None:
+    def refuse(config: Any) -> Verdict:
+        raise PatchError("--option cannot be served:\n  - turn it off")
+
+    toy.arm(toy.patch("toy.a", "core:plain", when=refuse))
+    with pytest.raises(PatchError, match="stops the launch of toy") as stop:
+        toy.configure(make.config(2))
+    assert str(stop.value).splitlines()[1:] == ["  - --option cannot be served:", "    - turn it off"]
+    assert sys.excepthook.__module__ == "atom_patches.core.stop"
+
+
 def test_import_by_a_builder_and_by_threads(toy: Any, make: Any) -> None:
     """A builder imports another target's module; a thread imports a third at the same time."""
     started, finished = threading.Event(), threading.Event()
