@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,26 +16,41 @@ WRITES = {
     "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.do_kv_cache_update",
     "CPU_ATTN": "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
 }
+#: Implementation -> whether an engine's start may accept it. All of them have a `do_kv_cache_update`.
+ACCEPTED = {
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl": True,
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl": True,
+    "vllm.v1.attention.backends.flash_attn_diffkv:FlashAttentionDiffKVImpl": False,
+    "vllm.v1.attention.backends.flex_attention:FlexAttentionImpl": False,
+    "vllm.v1.attention.backends.tree_attn:TreeAttentionImpl": False,
+}
 SCRIPT = """
 import importlib, json, sys
 from vllm.engine.arg_utils import EngineArgs
 targets = json.loads(sys.argv[2])
 size = int(sys.argv[3])
 config = EngineArgs(model=sys.argv[1], enforce_eager=True, prefill_context_parallel_size=size).create_engine_config()
-homes = {}
-for target in targets:
+
+def find(target):
     module, _, qualname = target.partition(":")
     value = importlib.import_module(module)
     for part in qualname.split("."):
         value = getattr(value, part)
-    homes[target] = value.__code__.co_filename
-print(json.dumps(homes))
+    return value
+
+found = {target: find(target).__code__.co_filename for target in targets}
+if size > 1:
+    from atom_patches.vllm.adapters.pcp_attention import writes_gathered
+    implementations = {name: find(name) for name in json.loads(sys.argv[4])}
+    found |= {name: writes_gathered(cls.__new__(cls)) for name, cls in implementations.items()}
+print(json.dumps(found))
 """
 
 
-def homes(size: int) -> dict[str, str]:
-    """The file in which each backend's write is defined, in a process whose configuration has `size` ranks."""
-    command = [sys.executable, "-c", SCRIPT, str(oracle("qwen3").path), json.dumps(list(WRITES.values())), str(size)]
+def look(size: int) -> dict[str, Any]:
+    """In a process whose configuration has `size` ranks: the file that defines each write; what would be accepted."""
+    targets, implementations = json.dumps(list(WRITES.values())), json.dumps(list(ACCEPTED))
+    command = [sys.executable, "-c", SCRIPT, str(oracle("qwen3").path), targets, str(size), implementations]
     done = subprocess.run(
         command, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=True, timeout=120
     )
@@ -42,14 +58,19 @@ def homes(size: int) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def split() -> dict[str, str]:
-    return homes(2)
+def split() -> dict[str, Any]:
+    return look(2)
 
 
 @pytest.mark.parametrize("backend", WRITES)
-def test_accepted_backends_gather(split: dict[str, str], backend: str) -> None:
+def test_accepted_backends_gather(split: dict[str, Any], backend: str) -> None:
     assert "atom_patches" in split[WRITES[backend]]
 
 
+@pytest.mark.parametrize("implementation", ACCEPTED)
+def test_only_gathering_backends_are_accepted(split: dict[str, Any], implementation: str) -> None:
+    assert split[implementation] is ACCEPTED[implementation]
+
+
 def test_backends_are_stock_without_pcp() -> None:
-    assert all("atom_patches" not in home for home in homes(1).values())
+    assert all("atom_patches" not in home for home in look(1).values())

@@ -57,3 +57,12 @@ def gather_before_write(write: Callable[..., None]) -> Callable[..., None]:
         write(self, layer, key, value, kv_cache, slot_mapping)
 
     return do_kv_cache_update
+
+
+def writes_gathered(impl: Any) -> bool:
+    """Whether an attention implementation's cache write is one that :func:`gather_before_write` made.
+
+    Most backends have a ``do_kv_cache_update``; one that is not wrapped would write this rank's rows to others' slots.
+    """
+    write = getattr(type(impl), "do_kv_cache_update", None)
+    return getattr(write, "__globals__", None) is globals()

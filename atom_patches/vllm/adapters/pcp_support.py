@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH
 
 from atom_patches.core import PatchError, settings
+from atom_patches.vllm.adapters.pcp_attention import writes_gathered
 
 
 def check_layers(config: VllmConfig) -> None:
@@ -50,9 +51,9 @@ def _problem(layer: Any) -> str | None:
     backend = layer.get_attn_backend()
     if backend.get_name() == "CPU_ATTN":
         return _cpu_problem()
-    if not hasattr(layer.impl, "do_kv_cache_update"):
+    if not writes_gathered(layer.impl):
         return (
-            f"the backend {backend.get_name()} writes its cache inside forward; "
+            f"its backend {backend.get_name()} does not write gathered keys and values; "
             "pass --attention-backend FLASH_ATTN or TRITON_ATTN"
         )
     return None
