@@ -31,6 +31,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "speculation": ("qwen3", {"speculative_config": NGRAM}, ["--speculative-config"]),
     "lora": ("qwen3", {"enable_lora": True}, ["--enable-lora"]),
     "micro-batches": ("qwen3_next", {"after": {"parallel_config.enable_dbo": True}}, ["--enable-dbo"]),
+    "two micro-batches": ("qwen3_next", {"after": {"parallel_config.ubatch_size": 2}}, ["--ubatch-size is 2"]),
+    "two nodes": ("qwen3", {"after": {"parallel_config.nnodes": 2}}, ["--nnodes is 2"]),
+    "quantised cache": (
+        "qwen3",
+        {"after": {"cache_config.cache_dtype": "int8_per_token_head"}},
+        ["--kv-cache-dtype is int8_per_token_head"],
+    ),
+    "weight transfer": ("qwen3", {"weight_transfer_config": {"backend": "nccl"}}, ["--weight-transfer-config"]),
+    "another backend": ("qwen3", {"attention_backend": "FLASHINFER"}, ["--attention-backend is FLASHINFER"]),
     "connector": (
         "qwen3",
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
@@ -52,6 +61,7 @@ ACCEPTED = {
     "dense": ("qwen3", TWO),
     "hybrid": ("qwen3_next", TWO),
     "vision-language": ("qwen3_5", {**TWO, "language_model_only": True}),
+    "served backend": ("qwen3", {**TWO, "attention_backend": "CPU_ATTN"}),
     "six ranks": ("qwen3_next", {**TWO, "prefill_context_parallel_size": 6}),
     "whole experts": (
         "qwen3_next",

@@ -28,6 +28,12 @@ HYBRIDS = frozenset(
 DENSE = frozenset({"LlamaForCausalLM", "Qwen3ForCausalLM"})
 """Architectures of full-attention layers only that are tested under PCP."""
 
+BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN"})
+"""Attention backends whose cache write this group wraps."""
+
+UNQUANTISED = frozenset({"auto", "bfloat16", "float16"})
+"""Types of the KV cache that keep keys and values as they are."""
+
 CPU_EXPERT_TILE = 32
 """vLLM's CPU kernel for experts takes widths of a multiple of this only (0.20.2, cpu_fused_moe.cpp)."""
 
@@ -119,6 +125,8 @@ def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
             yield f"{option} is {size}; it must be 1"
     if parallel.enable_dbo:
         yield "--enable-dbo is on; turn it off"
+    if parallel.ubatch_size > 1:
+        yield f"--ubatch-size is {parallel.ubatch_size}; micro-batches are not served"
     if parallel.enable_eplb:
         yield "--enable-eplb is on; turn it off"
     if parallel.enable_elastic_ep:
@@ -126,6 +134,8 @@ def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
     backend = parallel.distributed_executor_backend
     if backend not in (None, "mp", "external_launcher"):
         yield f"--distributed-executor-backend is {backend}; served are mp and external_launcher"
+    if parallel.nnodes != 1:
+        yield f"--nnodes is {parallel.nnodes}; one node is served"
     yield from _unserved_expert_slices(config)
 
 
@@ -153,11 +163,16 @@ def _unserved_features(config: VllmConfig) -> Iterator[str]:
     if config.ec_transfer_config is not None:
         yield "--ec-transfer-config is set; encoder-cache connectors are not served"
     cache: Any = config.cache_config
-    if cache.cache_dtype != "auto" and cache.cache_dtype.startswith("fp8"):
-        yield f"--kv-cache-dtype is {cache.cache_dtype}; only auto and unquantised types are served"
+    if cache.cache_dtype not in UNQUANTISED:
+        yield f"--kv-cache-dtype is {cache.cache_dtype}; served are {', '.join(sorted(UNQUANTISED))}"
     if cache.kv_offloading_size is not None:
         yield "--kv-offloading-size is set; KV offload is not served"
     if cache.kv_sharing_fast_prefill:
         yield "--kv-sharing-fast-prefill is on; turn it off"
+    if config.weight_transfer_config is not None:
+        yield "--weight-transfer-config is set; weights cannot be replaced while serving"
+    backend = config.attention_config.backend
+    if backend is not None and backend.name not in BACKENDS:
+        yield f"--attention-backend is {backend.name}; served are {', '.join(sorted(BACKENDS))}"
     if config.compilation_config.pass_config.enable_sp:
         yield "sequence parallelism (pass_config.enable_sp) is on; turn it off"
