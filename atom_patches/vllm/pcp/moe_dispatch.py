@@ -2,7 +2,9 @@
 
 Why:         vLLM gathers rows over prefill-context-parallel ranks before the experts. In a step that every rank
              runs whole, each row would be gathered, and computed, once a rank.
-How:         leave the gather out in such a step; `moe_combine` then adds up what each rank's experts give.
+How:         leave the gather out in such a step; `moe_combine` then adds up what each rank's experts give. In a split
+             step the decode rows, which all ranks hold too, are gathered with the others and computed once a rank:
+             every rank sends equal rows, and gets back its own.
 Remove when: vLLM skips the gather for rows that all ranks hold.
 """
 
