@@ -49,12 +49,25 @@ MODELS = (Model("qwen3_demo", "dense", ""), Model("qwen3_next_demo", "hybrid", "
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What the projections of one rank's model saw, counted by hooks on its modules."""
+
+    passes: int
+    total: int
+
+    @classmethod
+    def of(cls, passes: list[dict[str, list[int]]]) -> Rows:
+        return cls(len(passes), sum(rows for seen in passes for rows in seen["projections"]))
+
+
+@dataclass(frozen=True)
 class Run:
     """What one server did with the traffic."""
 
     answers: list[Answer]
     processes: list[dict[str, Any]]
     cache_hits: int
+    rows: list[Rows]
 
 
 def say(text: str) -> None:
@@ -78,10 +91,12 @@ def send_traffic(server: Server) -> Run:
 
     server.wait(meanwhile)
     say(f"{server.name}: answers at {server.url}")
+    server.workers("probe_start")
     answers = demo_traffic.run(server.url, lambda count: say(f"{server.name}: {count} requests answered"))
     server.check()
     server.log.with_suffix(".answers.json").write_text(json.dumps([asdict(answer) for answer in answers]))
-    return Run(answers, server.status()["processes"], round(server.metric(HITS)))
+    rows = [Rows.of(passes) for passes in server.workers("probe_take")]
+    return Run(answers, server.status()["processes"], round(server.metric(HITS)), rows)
 
 
 def difference(reference: Answer, other: Answer) -> str:
@@ -124,11 +139,6 @@ def compare(model: Model, size: int, pcp: int, reference: Run, split: Run) -> li
     return verdicts
 
 
-def rows(process: dict[str, Any]) -> dict[str, int] | None:
-    """The rows that a worker ran, counted by itself."""
-    return process.get("counters", {}).get("pcp")
-
-
 def show_processes(title: str, run: Run) -> None:
     print(f"  {title}")
     for process in run.processes:
@@ -144,9 +154,8 @@ def show_processes(title: str, run: Run) -> None:
             print(
                 textwrap.fill(f"{folder}: {', '.join(names)}", 110, initial_indent=" " * 6, subsequent_indent=" " * 8)
             )
-        if count := rows(process):
-            local, total = count["rows_local"], count["rows_global"]
-            print(f"      ran {local:,} of the {total:,} rows of {count['steps']:,} steps ({local / total:.0%})")
+    for rank, seen in enumerate(run.rows):
+        print(f"    rank {rank} ran {seen.total:,} rows in {seen.passes:,} forward passes")
 
 
 def faults(model: Model, pcp: int, reference: Run, split: Run) -> Iterator[str]:
@@ -170,9 +179,9 @@ def faults(model: Model, pcp: int, reference: Run, split: Run) -> Iterator[str]:
     for process in workers:
         if not any(p["state"] == "applied" and p["id"].startswith(FEATURE) for p in process["patches"]):
             yield f"{model.checkpoint}: no {FEATURE}* patch applied in worker {process['pid']}"
-        count = rows(process)
-        if count is None or count["rows_local"] >= count["rows_global"]:
-            yield f"{model.checkpoint}: worker {process['pid']} did not run fewer rows than there were: {count}"
+    for rank, seen in enumerate(split.rows):
+        if seen.total >= reference.rows[0].total:
+            yield f"{model.checkpoint}: rank {rank} ran {seen.total} rows, the reference {reference.rows[0].total}"
 
 
 def show(model: Model, pcp: int) -> tuple[list[bool], list[str]]:

@@ -65,6 +65,16 @@ class Server:
         )  # fmt: skip
         return json.loads(done.stdout)
 
+    def workers(self, method: str) -> list[Any]:
+        """What a method of `row_probe` gives on every worker, by rank."""
+        asked = urllib.request.Request(
+            f"{self.url}/collective_rpc",
+            data=json.dumps({"method": method}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.loads(answer.read())["results"]
+
     def metric(self, name: str) -> float:
         """The sum of a Prometheus metric over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
@@ -78,6 +88,9 @@ def _environment(plugins: str, ranks: int, states: Path) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     return kept | {
         "VLLM_PLUGINS": plugins,
+        # Offers /collective_rpc, through which the workers are asked for the rows that their modules saw.
+        "VLLM_SERVER_DEV_MODE": "1",
+        "PYTHONPATH": str(Path(__file__).parent),
         "ATOM_PATCHES_STATE_DIR": str(states),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks)),
@@ -128,6 +141,7 @@ def serve(model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ..
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model", str(model), "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", *options]
+    command += ["--worker-extension-cls", "row_probe.RowProbe"]
     if pcp > 1:
         command += ["--prefill-context-parallel-size", str(pcp)]
     environment = _environment(plugins, pcp, states)

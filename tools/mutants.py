@@ -105,6 +105,8 @@ MEMBERS += _removed(
             (f"{GDN}::test_chunked_prefill[qwen3_next]",),
         ),
         "all_gatherv": (f"{GDN}::test_data_parallel[qwen3_next]",),
+        "check_and_update_config": CONFIGS,
+        "split_decodes_and_prefills": (f"{PCP}::test_unsplit_engine_equals_the_oracle[qwen3_next crowded]",),
         "batch_memcpy": (f"{GDN}::test_prefix_caching[qwen3_next]",),
         "expert_map": (f"{GDN}::test_tensor_parallel[qwen3_5_moe]",),
         "expert_map_sgl": (f"{GDN}::test_what_is_applied_in_one_process",),
@@ -139,7 +141,7 @@ CORE = [
 RECURRENT = "atom_patches/vllm/adapters/pcp_recurrent.py"
 STEP = "atom_patches/vllm/adapters/pcp_step.py"
 TRANSITIONS = [
-    Mutant(RECURRENT, HYBRID, "    states.unpack(metadata.slots[_pool_index(step, [request])], packed)\n", ""),
+    Mutant(RECURRENT, HYBRID, "    states.unpack(metadata.slots[request : request + 1], packed)\n", ""),
     Mutant(RECURRENT, HYBRID, "        if owner != step.rank:\n            states.unpack(slots, packed)\n", ""),
     Mutant(RECURRENT, CROWDED, "    states.clear(metadata.fresh)\n", ""),
     Mutant(STEP, CHUNKED, "self.context_len(s.request) + s.end", "s.end"),

@@ -49,11 +49,23 @@ def accounting(config: Any) -> dict[str, Any]:
 
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
     config.cache_config.block_size = 16
+    handshake = block_size_after_handshake(config)
     cache = KVCacheConfig(num_blocks=64, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
     return {
         "longest request": spec.max_memory_usage_bytes(config),
         "block sizes": list(resolve_kv_cache_block_sizes(cache, config)),
+        "after the handshake": handshake,
     }
+
+
+def block_size_after_handshake(config: Any) -> int:
+    """The block size of an engine that has its caches, after the second validation of its configuration."""
+    before = config.cache_config.block_size, config.cache_config.num_gpu_blocks
+    config.cache_config.block_size, config.cache_config.num_gpu_blocks = 384, 100
+    config.__post_init__()
+    found = config.cache_config.block_size
+    config.cache_config.block_size, config.cache_config.num_gpu_blocks = before
+    return found
 
 
 def main() -> None:

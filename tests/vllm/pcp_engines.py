@@ -13,6 +13,7 @@ from tests.vllm.gdn_oracle import CLOSE, ROOT, Oracle, Prompt, environment, free
 from tests.vllm.traffic import TOP
 
 NEW = 10
+PATH = f"{ROOT}:{ROOT / 'tools'}"
 Engine = dict[str, Any]
 Request = dict[str, Any]
 
@@ -53,7 +54,7 @@ def launch(folder: Path, ranks: int, engines: dict[Any, Engine], **env: str) -> 
         plan["env"] = {"MASTER_PORT": str(free_port()), **plan.get("env", {})}
     envs = [
         environment(
-            PYTHONPATH=str(ROOT), ATOM_PCP_MIN_ROWS="1", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+            PYTHONPATH=PATH, ATOM_PCP_MIN_ROWS="1", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
             MASTER_ADDR="127.0.0.1", **env,
         )
         for rank in range(ranks)
@@ -64,7 +65,7 @@ def launch(folder: Path, ranks: int, engines: dict[Any, Engine], **env: str) -> 
 
 def single(folder: Path, engines: dict[Any, Engine], **env: str) -> dict[Any, dict[str, Any]]:
     """Run the engines one after the other in one process, or with worker processes of vLLM's own."""
-    envs = [environment(PYTHONPATH=str(ROOT), ATOM_PCP_MIN_ROWS="1", **env)]
+    envs = [environment(PYTHONPATH=PATH, ATOM_PCP_MIN_ROWS="1", **env)]
     [results] = run_engines(folder, [list(engines.values())], envs, script="traffic.py")
     return dict(zip(engines, results, strict=True))
 

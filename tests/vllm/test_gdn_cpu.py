@@ -43,6 +43,7 @@ GDN = {
     "batch_memcpy",
     "causal_conv1d_fn",
     "causal_conv1d_update",
+    "check_and_update_config",
     "chunk_gated_delta_rule",
     "dispatch_cpu_unquantized_gemm",
     "fused_post_conv_prep",
@@ -50,6 +51,7 @@ GDN = {
     "fused_sigmoid_gating_update",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
+    "split_decodes_and_prefills",
     "update_block_size_for_backend",
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
+import train_recall
 
-from tests.vllm.gdn_oracle import Prompt, oracle, prompt
+from tests.vllm.gdn_oracle import ROOT, Prompt, oracle, prompt
 from tests.vllm.pcp_engines import MIXED, NEW, Engine, check_greedy, engine, launch, request, samples, single, wave
 
 Results = dict[str, list[dict[str, Any]]]
@@ -51,6 +53,10 @@ def cached_waves(name: str) -> list[list[dict[str, Any]]]:
 CROWDED = wave([prompt(n, seed) for n, seed in ((100, 60), (120, 60), (90, 60), (110, 61))], max_tokens=40)
 
 
+RECALL_MODEL = ROOT / "tests" / "assets" / "recall"
+_random = random.Random(5)
+RECALL = [train_recall.make_prompt(train_recall.STAGES[-1], _random) for _ in range(8)]
+
 #: Sent after the crowd, so that the shortest prompts begin in state slots that others have left.
 TINY = wave([tokens for tokens in MIXED if len(tokens) <= 5])
 
@@ -83,6 +89,17 @@ def layouts(size: dict[str, int], scale: int) -> dict[str, Engine]:
     return engines
 
 
+def recall_engine(**size: int) -> Engine:
+    """The shipped model that answers by what stands far back in its prompt, in chunks and slices that cut it apart."""
+    asked = [request(tuple(p.tokens), max_tokens=len(p.answer)) for p in RECALL]
+    options = dict(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128, skip_tokenizer_init=True)
+    return {
+        "model": str(RECALL_MODEL),
+        "waves": [asked],
+        "options": {**options, "enable_prefix_caching": False, **size},
+    }
+
+
 def model_of(key: str) -> str:
     return key.split()[0]
 
@@ -106,7 +123,7 @@ def unsplit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     size = {"prefill_context_parallel_size": 2}
-    engines = layouts(size, scale=1)
+    engines = layouts(size, scale=1) | {"recall": recall_engine(**size)}
     # These two change their process for good, so they come last.
     engines["qwen3 paged"] = engine("qwen3", GREEDY, setup="tests.vllm.paged_backend", **size)
     engines["qwen3_next biased"] = engine("qwen3_next", [wave()], setup="tests.vllm.biased_rank", **size)
@@ -121,7 +138,8 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    engines = layouts({"prefill_context_parallel_size": 4}, scale=0)
+    size = {"prefill_context_parallel_size": 4}
+    engines = layouts(size, scale=0) | {"recall": recall_engine(**size)}
     return launch(tmp_path_factory.mktemp("four"), 4, asked_for(request, engines))
 
 
@@ -258,3 +276,20 @@ def test_ranks_agree_on_sampled_ids(two: Results, key: str) -> None:
         for asked, answer in zip(wave(), result["waves"][0], strict=True):
             [sample] = answer["samples"]
             assert sample["tokens"] == oracle("qwen3_next").answer(tuple(asked["prompt"]), NEW)[0]
+
+
+def check_recall(ranks: list[dict[str, Any]]) -> None:
+    """Without the recurrent state or the keys of earlier rows, a quarter to a half of these answers is right."""
+    for result in ranks:
+        answers = [answer["samples"][0]["tokens"] for answer in result["waves"][0]]
+        assert answers == [asked.answer for asked in RECALL]
+
+
+@pytest.mark.parametrize("key", ["recall"])
+def test_what_stands_far_back_is_not_lost_on_two_ranks(two: Results, key: str) -> None:
+    check_recall(two[key])
+
+
+@pytest.mark.parametrize("key", ["recall"])
+def test_what_stands_far_back_is_not_lost_on_four_ranks(four: Results, key: str) -> None:
+    check_recall(four[key])

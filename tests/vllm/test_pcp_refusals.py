@@ -23,6 +23,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "routed experts": ("qwen3_next", {"enable_return_routed_experts": True}, ["--enable-return-routed-experts"]),
     "pipeline": ("qwen3", {"pipeline_parallel_size": 2}, ["--pipeline-parallel-size is 2"]),
     "data": ("qwen3_next", {"data_parallel_size": 2}, ["--data-parallel-size is 2"]),
+    "another platform": (
+        "qwen3",
+        {"after": {"device_config.device_type": "cuda"}},
+        ["the platform is cuda"],
+    ),
+    "offload": ("qwen3", {"cpu_offload_gb": 1}, ["--cpu-offload-gb"]),
     "ray": (
         "qwen3",
         {"after": {"parallel_config.distributed_executor_backend": "ray"}},
@@ -58,6 +64,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 ACCEPTED = {
     "unsplit": ("qwen3", EAGER),
+    "unsplit hybrid": ("qwen3_next", EAGER),
     "dense": ("qwen3", TWO),
     "hybrid": ("qwen3_next", TWO),
     "vision-language": ("qwen3_5", {**TWO, "language_model_only": True}),
@@ -93,7 +100,17 @@ def test_accepted(outcomes: dict[str, dict[str, Any]], case: str) -> None:
 
 def test_every_rank_keeps_the_whole_cache(outcomes: dict[str, dict[str, Any]]) -> None:
     """Block sizes and the longest request's bytes do not depend on the number of ranks."""
+    unsplit = outcomes["unsplit"]["accepted"]
     for case in ("dense", "hybrid"):
-        assert outcomes[case]["accepted"] == outcomes["unsplit"]["accepted"]
+        for what in ("block sizes", "longest request"):
+            assert outcomes[case]["accepted"][what] == unsplit[what]
     # 512 tokens of 2 heads x 32 float32 keys and as many values.
     assert outcomes["unsplit"]["accepted"]["longest request"] == 512 * 2 * 32 * 4 * 2
+
+
+@pytest.mark.parametrize("case", ["hybrid", "unsplit hybrid", "vision-language"])
+def test_a_hybrid_keeps_its_block_size_when_its_configuration_is_validated_again(
+    outcomes: dict[str, dict[str, Any]], case: str
+) -> None:
+    """By it the scheduler lets prefill chunks end with a block, whose state the prefix cache then keeps."""
+    assert outcomes[case]["accepted"]["after the handshake"] == 384

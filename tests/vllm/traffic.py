@@ -127,7 +127,7 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     if options.get("distributed_executor_backend") == "uni":
         options["distributed_executor_backend"] = UniProcExecutor
     if engine.get("probe"):
-        options["worker_extension_cls"] = "tests.vllm.row_probe.RowProbe"
+        options["worker_extension_cls"] = "row_probe.RowProbe"
     llm = LLM(model=engine["model"], dtype="float32", enforce_eager=True, seed=0, disable_log_stats=False, **options)
     try:
         result: dict[str, Any] = {"waves": [], "rows": [], "free_before": free_blocks(llm)}

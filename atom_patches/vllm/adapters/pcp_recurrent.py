@@ -80,9 +80,10 @@ def _relay(
     states = StateSlots(layer.kv_cache)
     replicated, own = slice(step.num_replicated), step.own_rows
     tensors = (mixed_qkv, b, a, core_attn_out)
+    # A request of one row counts as a decode, and a decode goes on from what its slot holds.
+    states.clear(metadata.fresh)
     if metadata.replicated is not None:
         _run(original, layer, metadata.replicated, *(tensor[replicated] for tensor in tensors))
-    states.clear(metadata.fresh)
     if metadata.pooled is not None:
         _receive_state(step, metadata, states)
         _run(original, layer, metadata.pooled, *(tensor[own] for tensor in tensors))
@@ -108,7 +109,7 @@ def _receive_state(step: SplitStep, metadata: RecurrentMetadata, states: StateSl
         return
     request = step.plan.segments(step.rank)[0].request
     packed = step.group.recv(states.packed_size(1), torch.uint8, src=step.rank - 1)
-    states.unpack(metadata.slots[_pool_index(step, [request])], packed)
+    states.unpack(metadata.slots[request : request + 1], packed)
 
 
 def _send_state(
@@ -117,7 +118,7 @@ def _send_state(
     if not step.plan.sends_state(step.rank):
         return
     request = step.plan.segments(step.rank)[-1].request
-    packed = states.pack(metadata.slots[_pool_index(step, [request])])
+    packed = states.pack(metadata.slots[request : request + 1])
     step.group.send(packed, dst=step.rank + 1)
     if settings.pcp_debug():
         logger.info("%s: rank %d relays %d bytes of state", layer.prefix, step.rank, packed.numel())
@@ -129,7 +130,7 @@ def _share_final_states(step: SplitStep, metadata: RecurrentMetadata, states: St
         finished = step.plan.finished(owner)
         if not finished:
             continue
-        slots = metadata.slots[_pool_index(step, finished)]
+        slots = metadata.slots[list(finished)]
         if owner == step.rank:
             packed = states.pack(slots)
         else:
@@ -137,10 +138,6 @@ def _share_final_states(step: SplitStep, metadata: RecurrentMetadata, states: St
         step.group.broadcast(packed, src=owner)
         if owner != step.rank:
             states.unpack(slots, packed)
-
-
-def _pool_index(step: SplitStep, requests: tuple[int, ...] | list[int]) -> list[int]:
-    return [step.plan.group_order[request] for request in requests]
 
 
 class StateSlots:

@@ -37,8 +37,8 @@ class RecurrentMetadata:
         replicated: metadata of the replicated requests; None if there are none.
         pooled: metadata of this rank's segments, with state slots by *global* lengths; None if it has none.
         whole: metadata of the whole step, as an unsplit engine builds it.
-        slots: state slot of every pooled request, int64 ``[pooled]``.
-        fresh: slots of this rank's segments that begin a sequence, so begin from a zero state, int64.
+        slots: state slot of every request, int64 ``[requests]``.
+        fresh: slots of the requests that begin on this rank, so begin from a zero state, int64.
     """
 
     replicated: GDNAttentionMetadata | None
@@ -193,6 +193,9 @@ class _Batch:
         self.segments = plan.segments(rank)
         self.seq_lens: list[int] = runner.optimistic_seq_lens_cpu[: len(plan.query_lens)].tolist()
         self.mamba_cache_mode = runner.cache_config.mamba_cache_mode
+        batch = runner.input_batch
+        count = len(plan.query_lens)
+        self.prefilling: list[bool] = (batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).tolist()
 
     def context_len(self, request: int) -> int:
         """Tokens of the request that earlier steps have computed."""
@@ -232,6 +235,7 @@ class _Batch:
             block_table_tensor=block_table.index_select(0, requests),
             slot_mapping=slot_mapping,
             causal=True,
+            is_prefilling=torch.tensor([self.prefilling[query.request] for query in queries]),
         )
 
 
@@ -250,16 +254,13 @@ def _recurrent_metadata(
     def build(queries: list[_Query]) -> GDNAttentionMetadata | None:
         return builder.build(0, batch.common(queries, block_table, slot_mapping)) if queries else None
 
-    pooled = torch.tensor(batch.plan.pooled, device=batch.device)
-    seq_lens = torch.tensor(batch.seq_lens, device=batch.device)[pooled]
+    requests = len(batch.plan.query_lens)
+    seq_lens = torch.tensor(batch.seq_lens, device=batch.device)
     slots = mamba_get_block_table_tensor(
-        block_table.index_select(0, pooled), seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
+        block_table[:requests], seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
     )[:, 0].long()
-    fresh = [
-        batch.plan.group_order[s.request]
-        for s in batch.segments
-        if s.starts_request and batch.context_len(s.request) == 0
-    ]
+    begun = [*batch.plan.replicated, *(s.request for s in batch.segments if s.starts_request)]
+    fresh = [request for request in begun if batch.context_len(request) == 0]
     return RecurrentMetadata(
         replicated=build(batch.replicated_queries()),
         pooled=build([_Query(s.request, s.rows, batch.seq_lens[s.request]) for s in batch.segments]),

@@ -116,6 +116,9 @@ def _unserved_model(config: VllmConfig) -> Iterator[str]:
 
 def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
     parallel = config.parallel_config
+    device = config.device_config.device_type
+    if device != "cpu":
+        yield f"the platform is {device}; only the CPU platform is served"
     for option, size in (
         ("--data-parallel-size", parallel.data_parallel_size),
         ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
@@ -167,6 +170,8 @@ def _unserved_features(config: VllmConfig) -> Iterator[str]:
         yield f"--kv-cache-dtype is {cache.cache_dtype}; served are {', '.join(sorted(UNQUANTISED))}"
     if cache.kv_offloading_size is not None:
         yield "--kv-offloading-size is set; KV offload is not served"
+    if config.offload_config.uva.cpu_offload_gb or config.offload_config.prefetch.offload_group_size:
+        yield "--cpu-offload-gb or --offload-group-size is set; weight offload is not served"
     if cache.kv_sharing_fast_prefill:
         yield "--kv-sharing-fast-prefill is on; turn it off"
     if config.weight_transfer_config is not None:

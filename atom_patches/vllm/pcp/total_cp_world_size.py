@@ -30,6 +30,11 @@ def count_decode_ranks(original: Callable[[], int]) -> Callable[[], int]:
     from vllm.distributed import get_pcp_group
 
     def get_total_cp_world_size() -> int:
-        return original() // get_pcp_group().world_size
+        total = original()
+        try:
+            ranks = get_pcp_group().world_size
+        except AssertionError:  # vLLM's way to say that there are no groups yet; it counts one rank then
+            return total
+        return total // ranks
 
     return get_total_cp_world_size
