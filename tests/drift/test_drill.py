@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def link_around(installed: Path, copy: Path, path: tuple[str, ...]) -> None:
+def link_around(installed: Path, copy: Path, path: Sequence[str]) -> None:
     """Links to everything but the file at `path`, whose folders become real ones."""
     copy.mkdir()
     for entry in installed.iterdir():

@@ -303,7 +303,8 @@ def test_member_that_upstream_made_unnecessary_does_not_hold_the_group_back(toy:
 
 
 def test_members_of_a_group_may_have_conditions_of_their_own(toy: Any, make: Any) -> None:
-    toy.load("core"), toy.load("late")
+    toy.load("core")
+    toy.load("late")
     first = toy.patch("toy.g.a", "core:plain", group="toy.g")
     second = toy.patch("toy.g.b", "late:late", group="toy.g", when=lambda config: Verdict(config.pcp > 2, "two ranks"))
     toy.arm(first, second)
@@ -631,7 +632,8 @@ def test_foreign_wrapper_that_names_what_it_wraps_is_named_too(toy: Any, make: A
 
 @pytest.mark.parametrize("target", ["core:plain", "core:decorated", "core:Base.cls", "core:Child.method", "user:plain"])
 def test_the_engines_own_function_is_not_called_foreign(toy: Any, make: Any, target: str) -> None:
-    toy.load("core"), toy.load("user")
+    toy.load("core")
+    toy.load("user")
     toy.arm(toy.patch("toy.a", target))
     config = make.config(2)
     toy.configure(config)

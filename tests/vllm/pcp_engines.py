@@ -105,4 +105,4 @@ def _check_logprobs(reported: list[dict[str, float]], expected: Any) -> None:
 
 def samples(wave_result: list[dict[str, Any] | None]) -> list[list[list[int]] | None]:
     """The tokens of every sample of every request."""
-    return [answer and [sample["tokens"] for sample in answer["samples"]] for answer in wave_result]
+    return [None if answer is None else [s["tokens"] for s in answer["samples"]] for answer in wave_result]

@@ -107,7 +107,8 @@ def model_of(key: str) -> str:
 def asked_for(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> dict[str, Engine]:
     """The engines that the selected tests look at, so that one test starts no more than it needs."""
     users = [item for item in request.session.items if request.fixturename in getattr(item, "fixturenames", ())]
-    keys = {item.callspec.params.get("key") if hasattr(item, "callspec") else None for item in users}
+    calls = [getattr(item, "callspec", None) for item in users]
+    keys = {None if call is None else call.params.get("key") for call in calls}
     return engines if None in keys else {key: plan for key, plan in engines.items() if key in keys}
 
 
