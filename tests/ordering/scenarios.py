@@ -107,10 +107,17 @@ def function_of(patch: Any) -> Any:
     return unwrap(raw(patch))
 
 
+def from_this_package(code: Any) -> bool:
+    """Whether a code object was compiled from a file of this package, wherever that and the engine are installed."""
+    import atom_patches
+
+    return code.co_filename.startswith(f"{os.path.dirname(atom_patches.__file__)}{os.sep}")
+
+
 def is_ours(patch: Any) -> Any:
     """True if the function at the target was built by a declaration of this package."""
     code = getattr(function_of(patch), "__code__", None)
-    return code is None or "atom_patches" in code.co_filename or code.co_filename
+    return code is None or from_this_package(code) or code.co_filename
 
 
 def importable(patches: list[Any], failed: dict[str, str]) -> list[Any]:
@@ -252,7 +259,7 @@ def in_spawned_child(out: Any) -> None:
     results: Results = {"": {"armed": armed}}
     for name, function in functions.items():
         results[name] = {
-            "ours": "atom_patches" in function.__code__.co_filename,
+            "ours": from_this_package(function.__code__),
             "pickles by name": pickle.loads(pickle.dumps(function)) is function,
         }
     out.send(json.dumps(results))
@@ -265,17 +272,14 @@ def by_plugin() -> Results:
     results: Results = {"": {"armed before": "atom_patches" in sys.modules}}
     from vllm.v1.engine.core import EngineCore
 
-    results["vllm.bootstrap.engine_core"] = {"ours": "atom_patches" in EngineCore.__init__.__code__.co_filename}
-    results["vllm.bootstrap.engine_core_shutdown"] = {
-        "ours": "atom_patches" in EngineCore.shutdown.__code__.co_filename
-    }
+    results["vllm.bootstrap.engine_core"] = {"ours": from_this_package(EngineCore.__init__.__code__)}
+    results["vllm.bootstrap.engine_core_shutdown"] = {"ours": from_this_package(EngineCore.shutdown.__code__)}
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    results["vllm.bootstrap.worker"] = {"ours": "atom_patches" in WorkerWrapperBase.init_worker.__code__.co_filename}
+    results["vllm.bootstrap.worker"] = {"ours": from_this_package(WorkerWrapperBase.init_worker.__code__)}
     from vllm.engine.arg_utils import EngineArgs
 
-    found = EngineArgs.create_engine_config.__code__.co_filename
-    results["vllm.bootstrap.engine_args"] = {"ours": "atom_patches" in found}
+    results["vllm.bootstrap.engine_args"] = {"ours": from_this_package(EngineArgs.create_engine_config.__code__)}
     return results
 
 
