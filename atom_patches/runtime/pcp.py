@@ -108,6 +108,14 @@ class PcpPlan:
 
     def segments(self, rank: int) -> tuple[Segment, ...]:
         """The segments of ``rank``'s slice in order; each request at most once."""
+        return self._segments_by_rank[rank]
+
+    @cached_property
+    def _segments_by_rank(self) -> tuple[tuple[Segment, ...], ...]:
+        # Every recurrent layer asks again.
+        return tuple(self._cut(rank) for rank in range(self.world_size))
+
+    def _cut(self, rank: int) -> tuple[Segment, ...]:
         first, last = self.slice_bounds(rank)
         found: list[Segment] = []
         for request, offset in zip(self.pooled, self.pool_start_loc[:-1], strict=True):
