@@ -59,6 +59,8 @@ RECALL = [train_recall.make_prompt(train_recall.STAGES[-1], _random) for _ in ra
 
 #: Sent after the crowd, so that the shortest prompts begin in state slots that others have left.
 TINY = wave([tokens for tokens in MIXED if len(tokens) <= 5])
+#: A prompt of one token by itself, so that nothing else in its step is a prefill.
+ALONE = wave(MIXED[:1])
 
 
 def layouts(size: dict[str, int], scale: int) -> dict[str, Engine]:
@@ -83,8 +85,8 @@ def layouts(size: dict[str, int], scale: int) -> dict[str, Engine]:
             "qwen3_5_moe": engine("qwen3_5_moe", [wave(), STAGGERED], **size),
             "qwen3_5_moe caching": engine("qwen3_5_moe", cached_waves("qwen3_5_moe"), **caching, **size),
             "llama": engine("llama", EVERYTHING, **size),
-            "qwen3 crowded": engine("qwen3", [CROWDED, TINY], **small, **size),
-            "qwen3_next crowded": engine("qwen3_next", [CROWDED, TINY], **small_pages, **size),
+            "qwen3 crowded": engine("qwen3", [CROWDED, TINY, ALONE], **small, **size),
+            "qwen3_next crowded": engine("qwen3_next", [CROWDED, TINY, ALONE], **small_pages, **size),
         }
     return engines
 
