@@ -38,7 +38,7 @@ class Mutant:
 
     Attributes:
         path: the changed file, relative to the checkout.
-        tests: pytest's names of the tests that guard the place.
+        tests: pytest's arguments that select the tests that guard the place.
         old, new: the text to replace, once, and its replacement; None: the file is removed.
     """
 
@@ -85,7 +85,7 @@ MEMBERS = _removed(
 )
 
 GDN = "tests/vllm/test_gdn_cpu.py"
-ORDERING = ("tests/ordering/test_orderings.py",)
+PROCESSES = ("tests/vllm/test_processes.py", "-k", "VLLM_PLUGINS")
 MEMBERS += _removed(
     "cpu",
     {
@@ -118,11 +118,11 @@ MEMBERS += _removed(
     "bootstrap",
     {
         "engine_args": CONFIGS,
-        "engine_core": ORDERING,
+        "engine_core": PROCESSES,
         "engine_core_shutdown": (
             "tests/vllm/test_pcp_workers.py::test_an_engine_without_pcp_in_the_same_process_is_stock",
         ),
-        "worker": ORDERING,
+        "worker": PROCESSES,
     },
 )
 
