@@ -84,7 +84,10 @@ class Running:
 
 
 def environment(state: Path, way: Way) -> dict[str, str]:
+    # tools/mutants.py puts a changed copy of the package before the installed one.
+    path = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
     return startup.environment(
+        **path,
         ATOM_PATCHES_STATE_DIR=str(state),
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",
