@@ -25,9 +25,13 @@ Source: S. Yang, J. Kautz, A. Hatamizadeh, "Gated Delta Networks: Improving Mamb
 
 from __future__ import annotations
 
-from .reference import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from . import chunk, recurrent
+from ._shared import TOLERANCE
+from .chunk import chunk_gated_delta_rule
+from .recurrent import recurrent_gated_delta_rule
 
-#: Largest (relative, absolute) difference from a float64 recurrence, per input dtype; q and k of unit length.
-TOLERANCE = {"float32": (1e-4, 1e-5), "bfloat16": (2e-2, 2e-2), "float16": (4e-3, 4e-3)}
+#: Every operator of the package. The chunked ones (prefill) live in `chunk*.py`, the recurrent ones (decode and
+#: verification of drafted tokens) in `recurrent*.py`.
+OPERATIONS = (*chunk.OPERATIONS, *recurrent.OPERATIONS)
 
-__all__ = ["TOLERANCE", "chunk_gated_delta_rule", "recurrent_gated_delta_rule"]
+__all__ = ["OPERATIONS", "TOLERANCE", "chunk_gated_delta_rule", "recurrent_gated_delta_rule"]

@@ -1,0 +1,5 @@
+"""Benchmark shapes of the chunked operators."""
+
+from __future__ import annotations
+
+CASES = ()

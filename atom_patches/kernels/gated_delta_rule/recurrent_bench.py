@@ -1,0 +1,5 @@
+"""Benchmark shapes of the recurrent operators."""
+
+from __future__ import annotations
+
+CASES = ()

@@ -1,0 +1,12 @@
+"""The whole inner part of a GatedDeltaNet layer, from the input projections to what the output norm takes.
+
+    causal convolution and silu  ->  split into q, k, v  ->  l2 norm of q and k  ->  gating  ->  gated delta rule
+
+Prefill (`gdn_prefill`) lives in `prefill*.py`, decode (`gdn_decode`) in `decode*.py`.
+"""
+
+from __future__ import annotations
+
+from . import decode, prefill
+
+OPERATIONS = (*prefill.OPERATIONS, *decode.OPERATIONS)

@@ -1,0 +1,5 @@
+"""`gdn_decode` in Triton."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,5 @@
+"""The operator `gdn_decode`."""
+
+from __future__ import annotations
+
+OPERATIONS = ()

@@ -1,0 +1,5 @@
+"""Benchmark shapes of `gdn_decode`."""
+
+from __future__ import annotations
+
+CASES = ()

@@ -1,0 +1,5 @@
+"""The operator `gdn_prefill`."""
+
+from __future__ import annotations
+
+OPERATIONS = ()

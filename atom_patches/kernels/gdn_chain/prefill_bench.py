@@ -1,0 +1,5 @@
+"""Benchmark shapes of `gdn_prefill`."""
+
+from __future__ import annotations
+
+CASES = ()

@@ -1,0 +1,5 @@
+"""`gdn_prefill` in plain torch."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
