@@ -12,7 +12,7 @@ from pathlib import Path
 from atom_patches.core.engine import Engine
 from atom_patches.core.patch import Patch
 
-NOT_FEATURES = ("adapters", "fingerprints")
+NOT_FEATURES = ("adapters", "fingerprints", "kernels")
 
 
 def package_folder(name: str) -> Path:

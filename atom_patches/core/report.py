@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from atom_patches.core import settings
 
-FORMAT = 1
+FORMAT = 2
 
 
 class StateDirError(RuntimeError):
@@ -38,6 +38,15 @@ class PatchReport:
 
 
 @dataclass(frozen=True)
+class KernelReport:
+    """Who serves an operation in one process, and why."""
+
+    operation: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProcessReport:
     """One process that was handed an engine's configuration.
 
@@ -50,6 +59,7 @@ class ProcessReport:
         config: the options that decide about patches, as text.
         patches: every declared patch of the engine.
         notes: surprises that a person should know about.
+        kernels: who served the operations that ran, each reason once.
         title: the process's command line as it is now; filled in by the reader.
     """
 
@@ -61,10 +71,12 @@ class ProcessReport:
     config: Mapping[str, str]
     patches: tuple[PatchReport, ...]
     notes: tuple[str, ...] = ()
+    kernels: tuple[KernelReport, ...] = ()
     title: str = field(default="", compare=False)
 
 
 _own: ProcessReport | None = None
+_kernels: list[KernelReport] = []
 
 
 def publish(
@@ -96,6 +108,7 @@ def publish(
         config=dict(config),
         patches=tuple(patches),
         notes=tuple(notes),
+        kernels=tuple(_kernels),
     )
     path = directory() / f"{_own.pid}.json"
     _write(path, {"format": FORMAT} | asdict(_own))
@@ -115,6 +128,19 @@ def refresh(engine: str, patches: Iterable[PatchReport], notes: Iterable[str] = 
         return
     _own = replace(_own, patches=tuple(patches), notes=tuple(notes))
     _write(directory() / f"{_own.pid}.json", {"format": FORMAT} | asdict(_own))
+
+
+def kernel_chosen(operation: str, provider: str, reason: str) -> None:
+    """Add who serves an operation to what this process says about itself.
+
+    Raises:
+        StateDirError: the process has published a file, and it cannot be written.
+    """
+    global _own
+    _kernels.append(KernelReport(operation, provider, reason))
+    if _own is not None and _own.pid == os.getpid():
+        _own = replace(_own, kernels=tuple(_kernels))
+        _write(directory() / f"{_own.pid}.json", {"format": FORMAT} | asdict(_own))
 
 
 def withdraw() -> None:
@@ -224,6 +250,7 @@ def _read(path: Path) -> ProcessReport | None:
     fields["roles"] = tuple(fields["roles"])
     fields["notes"] = tuple(fields["notes"])
     fields["patches"] = tuple(PatchReport(**patch) for patch in fields["patches"])
+    fields["kernels"] = tuple(KernelReport(**kernel) for kernel in fields["kernels"])
     fields["title"] = title(fields["pid"])
     return ProcessReport(**fields)
 

@@ -7,6 +7,7 @@ call time, never cached, so that a test or a notebook may change them between tw
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,9 @@ from typing import Literal
 FeatureSwitch = Literal["auto", "0", "1"]
 
 FEATURE = "<FEATURE>"
+FAMILY = "<FAMILY>"
+
+KERNEL_PROVIDERS = ("aiter", "triton", "torch", "engine")
 
 
 class SettingsError(ValueError):
@@ -25,14 +29,14 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable, or one per feature where the name contains `<FEATURE>`.
+    """One environment variable, or one per feature or kernel family where the name contains `<FEATURE>` or `<FAMILY>`.
 
     `choices` is empty where any text is allowed; `default` is what an unset or empty variable means, in words
     where no value stands for it.
     """
 
     name: str
-    type: Literal["switch", "choice", "integer", "path"]
+    type: Literal["switch", "choice", "list", "integer", "path"]
     default: str
     choices: tuple[str, ...]
     meaning: str
@@ -97,6 +101,21 @@ TABLE: tuple[Setting, ...] = (
         ("0", "1"),
         "`1` traces prefill context parallelism layer by layer: the split, the gathers, the recurrent state.",
     ),
+    Setting(
+        "ATOM_KERNELS",
+        "list",
+        "auto",
+        ("auto", *KERNEL_PROVIDERS),
+        "Who computes the kernels' operations: providers to try in order, separated by commas. The call fails if none "
+        "of them can serve it; `auto` takes the one that was measured the fastest, and always finds one.",
+    ),
+    Setting(
+        f"ATOM_KERNEL_{FAMILY}",
+        "list",
+        "what `ATOM_KERNELS` says",
+        ("auto", *KERNEL_PROVIDERS),
+        "The same for one family of operations, such as `ATOM_KERNEL_RMS_NORM`.",
+    ),
 )
 
 PREFIXES = ("ATOM_PATCH", "ATOM_PCP", "ATOM_KERNEL")
@@ -155,6 +174,26 @@ def pcp_debug() -> bool:
     return _choice(_BY_NAME["ATOM_PCP_DEBUG"]) == "1"
 
 
+def kernel_variable(family: str) -> str:
+    """The variable that chooses the providers of one family: `rms_norm` -> `ATOM_KERNEL_RMS_NORM`."""
+    return "ATOM_KERNEL_" + family.upper()
+
+
+def kernel_providers(family: str) -> tuple[str, tuple[str, ...]]:
+    """The variable that decides about `family`, and the providers that it names, in order."""
+    own = kernel_variable(family)
+    if os.environ.get(own):
+        return own, _items(_choice(_BY_NAME[f"ATOM_KERNEL_{FAMILY}"], own))
+    return "ATOM_KERNELS", _items(_choice(_BY_NAME["ATOM_KERNELS"]))
+
+
+@functools.cache
+def kernel_families() -> tuple[str, ...]:
+    """The packages below `atom_patches/kernels`, which are not imported."""
+    kernels = Path(__file__).parents[1] / "kernels"
+    return tuple(sorted(folder.parent.name for folder in kernels.glob("*/__init__.py")))
+
+
 def state_dir() -> Path | None:
     """The directory for state files that the environment asks for, if it asks for one."""
     return _path(_BY_NAME["ATOM_PATCHES_STATE_DIR"])
@@ -211,9 +250,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def _declared(features: Iterable[str]) -> dict[str, Setting]:
     """Every variable that has a meaning, with one entry per feature."""
-    names = {name: setting for name, setting in _BY_NAME.items() if FEATURE not in name}
-    per_feature = _BY_NAME[f"ATOM_PATCH_{FEATURE}"]
-    return names | {feature_variable(feature): per_feature for feature in features}
+    names = {name: setting for name, setting in _BY_NAME.items() if "<" not in name}
+    per_feature, per_family = _BY_NAME[f"ATOM_PATCH_{FEATURE}"], _BY_NAME[f"ATOM_KERNEL_{FAMILY}"]
+    names |= {feature_variable(feature): per_feature for feature in features}
+    return names | {kernel_variable(family): per_family for family in kernel_families()}
 
 
 def _choice(setting: Setting, name: str = "") -> str:
@@ -222,6 +262,10 @@ def _choice(setting: Setting, name: str = "") -> str:
     value = os.environ.get(name, "")
     _check(setting, name, value)
     return value or setting.default
+
+
+def _items(value: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in value.split(","))
 
 
 def _path(setting: Setting) -> Path | None:
@@ -233,8 +277,14 @@ def _path(setting: Setting) -> Path | None:
 def _check(setting: Setting, name: str, value: str) -> None:
     if not value:
         return
-    if setting.choices and value not in setting.choices:
-        allowed = ", ".join(setting.choices)
+    allowed = ", ".join(setting.choices)
+    if setting.type == "list":
+        if unknown := [item for item in _items(value) if item not in setting.choices]:
+            raise SettingsError(
+                f"{name}={value!r} names {unknown[0]!r}, which is no provider. Set it to one or more of: {allowed}; "
+                "separated by commas; or unset it."
+            )
+    elif setting.choices and value not in setting.choices:
         raise SettingsError(f"{name}={value!r} is not allowed. Set it to one of: {allowed}; or unset it.")
     if setting.type == "integer" and not (value.isascii() and value.isdigit() and int(value) > 0):
         raise SettingsError(f"{name}={value!r} is not allowed. Set it to a whole number of at least 1, or unset it.")

@@ -1,0 +1,311 @@
+"""Which implementation of an operation runs, and why.
+
+An operation is one torch operator, `torch.ops.atom_patches.NAME`, so that torch.compile and CUDA graphs see one
+node with a known output. Who computes it is decided when it is called:
+
+    torch    the reference, always there
+    triton   `PACKAGE.triton_impl`
+    aiter    `PACKAGE.aiter_impl`, on ROCm
+    engine   the inference engine's own kernel, from the package that the engine's adapter names in `offer_engine`
+
+A provider is a module with a function per operator, named like it and called with the schema's arguments in their
+order. It may add `available() -> Verdict` (can it run in this process at all) and, per operator,
+`supports_NAME(same arguments) -> Verdict` (can it serve this call). Modules are imported when they are first asked.
+
+`ATOM_KERNEL_<FAMILY>`, else `ATOM_KERNELS`, names the providers to try in order; if none of them can serve, the
+call raises. `auto`, the default, never raises: AITER comes first on ROCm; elsewhere the measured ranking of this
+operator, shape class and GPU; where nothing was measured, the engine's own kernel, then Triton; torch at last.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from atom_patches.core import log, report, settings
+
+NAMESPACE = "atom_patches"
+PROVIDERS = settings.KERNEL_PROVIDERS
+MEASURED = Path(__file__).parent / "measured"
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+
+class Verdict(NamedTuple):
+    """Whether a provider can serve, and if not, why; the reason is for a person."""
+
+    ok: bool
+    reason: str = ""
+
+
+YES = Verdict(True)
+
+
+def no(reason: str) -> Verdict:
+    """A refusal."""
+    return Verdict(False, reason)
+
+
+class KernelUnavailable(RuntimeError):
+    """None of the providers that the environment asks for can serve a call."""
+
+
+class Choice(NamedTuple):
+    """Who serves a call: the provider, its function, and why it was taken."""
+
+    provider: str
+    function: Callable[..., Any]
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operator and what the registry must know about it.
+
+    Args:
+        package: `__name__` of the package that states the schema; its last part is the family.
+        name: the operator's name in `torch.ops.atom_patches`.
+        schema: the arguments and results in torch's schema language, without the name and without defaults;
+            arguments that are written to are marked `Tensor(a!)`. Outputs alias nothing.
+        reference: plain torch; what every provider is compared with.
+        fake: the outputs' shapes and dtypes, for torch.compile.
+        shape_class: the arguments' class in the measured table, such as "bfloat16 d2048 rows<=16".
+        tolerance: dtype name -> (relative, absolute) difference from the reference that a provider may have.
+
+    `reference`, `fake` and `shape_class` take the schema's arguments, all of them, by position.
+    """
+
+    package: str
+    name: str
+    schema: str
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    shape_class: Callable[..., str]
+    tolerance: dict[str, tuple[float, float]]
+    _operator: torch._ops.OpOverload[..., Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _library.define(self.name + self.schema)
+        run = functools.partial(_run, self)
+        for key in ("CPU", "CUDA"):
+            _library.impl(self.name, run, key)
+        torch.library.register_fake(f"{NAMESPACE}::{self.name}", self.fake, lib=_library)
+        object.__setattr__(self, "_operator", getattr(getattr(torch.ops, NAMESPACE), self.name).default)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._operator(*arguments)
+
+    @property
+    def family(self) -> str:
+        """The package's own name: what `ATOM_KERNEL_<FAMILY>` and the command line call it."""
+        return self.package.rpartition(".")[2]
+
+    @property
+    def operator(self) -> torch._ops.OpOverload[..., Any]:
+        """The torch operator."""
+        return self._operator
+
+    @property
+    def mutated(self) -> tuple[int, ...]:
+        """Positions of the arguments that the operator writes to."""
+        arguments = torch._C.parse_schema(self.name + self.schema).arguments
+        return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def bucket(count: int, bounds: tuple[int, ...]) -> str:
+    """The part of a shape class that stands for a size: "<=16" for 9 and (1, 16, 256), ">256" for 300."""
+    for bound in bounds:
+        if count <= bound:
+            return f"<={bound}"
+    return f">{bounds[-1]}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` -> "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+# Who can serve
+
+_engine_package: str | None = None
+
+
+def offer_engine(package: str | None) -> None:
+    """Name the package whose modules, one a family, bind the running engine's own kernels; None: no engine."""
+    global _engine_package
+    _engine_package = package
+    for cached in (_module, _available):
+        cached.cache_clear()
+
+
+def available(operation: Operation, provider: str, device: torch.device) -> Verdict:
+    """Whether `provider` can run `operation` on `device` at all; asked once a process."""
+    return _available(operation, provider, device.type)
+
+
+def supports(operation: Operation, provider: str, arguments: tuple[Any, ...]) -> Verdict:
+    """Whether `provider` can serve this call."""
+    found = available(operation, provider, _device(arguments))
+    if not found.ok or provider == "torch":
+        return found
+    check = getattr(_loaded(operation, provider), f"supports_{operation.name}", None)
+    return YES if check is None else check(*arguments)
+
+
+def implementation(operation: Operation, provider: str) -> Callable[..., Any]:
+    """The function of an available provider."""
+    if provider == "torch":
+        return operation.reference
+    return getattr(_loaded(operation, provider), operation.name)
+
+
+def choose(operation: Operation, arguments: tuple[Any, ...]) -> Choice:
+    """Decide who serves this call.
+
+    Raises:
+        KernelUnavailable: the environment names providers, and none of them can serve it.
+    """
+    variable, asked = settings.kernel_providers(operation.family)
+    refusals: list[str] = []
+    for provider, why in _candidates(operation, variable, asked, arguments):
+        verdict = supports(operation, provider, arguments)
+        if verdict.ok:
+            return Choice(provider, implementation(operation, provider), why)
+        refusals.append(f"{provider}: {verdict.reason}")
+    raise KernelUnavailable(
+        f"{variable}={','.join(asked)}: none of these can serve {operation.name} here ({'; '.join(refusals)}). "
+        f"Add `auto` at the end of the list to fall back, set {settings.kernel_variable(operation.family)} for this "
+        "operation alone, or unset the variable."
+    )
+
+
+def _candidates(
+    operation: Operation, variable: str, asked: tuple[str, ...], arguments: tuple[Any, ...]
+) -> Iterator[tuple[str, str]]:
+    """Providers to try in order, each with the reason for its place."""
+    for item in asked:
+        if item != "auto":
+            yield item, f"{variable}={','.join(asked)}"
+            continue
+        yield from _automatic(operation, arguments)
+
+
+def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    device = _device(arguments)
+    if device.type != "cuda":
+        yield "torch", f"the reference serves tensors on {device.type}"
+        return
+    if torch.version.hip is not None:
+        yield "aiter", "first on ROCm"
+    gpu = torch.cuda.get_device_name(device)
+    shape = operation.shape_class(*arguments)
+    ranking = _measured(gpu).get(operation.name, {}).get(shape, [])
+    for provider in ranking:
+        yield provider, f"the fastest of those measured on {gpu} for {shape} that can serve"
+    for provider in ("engine", "triton", "torch"):
+        if provider not in ranking:
+            yield provider, f"nothing that can serve was measured on {gpu} for {shape}"
+
+
+def _run(operation: Operation, *arguments: Any) -> Any:
+    choice = choose(operation, arguments)
+    _tell(operation.name, choice.provider, choice.reason)
+    return choice.function(*arguments)
+
+
+@functools.cache
+def _tell(name: str, provider: str, reason: str) -> None:
+    log.logger().info("kernel %s: %s (%s)", name, provider, reason)
+    report.kernel_chosen(name, provider, reason)
+
+
+def _device(arguments: tuple[Any, ...]) -> torch.device:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            return argument.device
+        if isinstance(argument, (list, tuple)) and argument and isinstance(argument[0], torch.Tensor):
+            return argument[0].device
+    raise TypeError("an operation without a tensor argument has no device")
+
+
+# Loading
+
+
+def _loaded(operation: Operation, provider: str) -> ModuleType:
+    module = _module(operation, provider)
+    if isinstance(module, Verdict):
+        raise KernelUnavailable(f"{operation.name} has no provider {provider!r}: {module.reason}")
+    return module
+
+
+@functools.cache
+def _module(operation: Operation, provider: str) -> ModuleType | Verdict:
+    """The provider's module, or why there is none."""
+    if provider == "engine":
+        if _engine_package is None:
+            return no("no inference engine offered its kernels to this process")
+        name = f"{_engine_package}.{operation.family}"
+    else:
+        name = f"{operation.package}.{provider}_impl"
+    if importlib.util.find_spec(name) is None:
+        return no(f"{provider} has no implementation of {operation.family}")
+    return importlib.import_module(name)
+
+
+@functools.cache
+def _available(operation: Operation, provider: str, device_type: str) -> Verdict:
+    if provider == "torch":
+        return YES
+    able = _STATIC[provider](device_type)
+    if not able.ok:
+        return able
+    module = _module(operation, provider)
+    if isinstance(module, Verdict):
+        return module
+    if not hasattr(module, operation.name):
+        return no(f"{module.__name__} has no {operation.name}")
+    check = getattr(module, "available", None)
+    return YES if check is None else check()
+
+
+def _triton_runs(device_type: str) -> Verdict:
+    if importlib.util.find_spec("triton") is None:
+        return no("triton is not installed")
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return no("Triton compiles for GPUs only; TRITON_INTERPRET=1 interprets its kernels on the CPU, slowly")
+    return YES
+
+
+def _aiter_runs(device_type: str) -> Verdict:
+    from atom_patches.kernels import aiter_binding
+
+    return aiter_binding.available(device_type)
+
+
+_STATIC: dict[str, Callable[[str], Verdict]] = {
+    "triton": _triton_runs,
+    "aiter": _aiter_runs,
+    "engine": lambda device_type: YES if device_type != "cpu" else no("the engine's kernels are bound on GPUs only"),
+}
+
+
+@functools.cache
+def _measured(gpu: str) -> dict[str, dict[str, list[str]]]:
+    """Operator -> shape class -> providers, the fastest first, as `bench --record` wrote them for this GPU."""
+    path = measured_file(gpu)
+    return json.loads(path.read_text(encoding="utf-8"))["ranking"] if path.is_file() else {}
+
+
+def measured_file(gpu: str) -> Path:
+    """Where the measured table of a GPU, named as torch names it, lies."""
+    return MEASURED / f"{gpu.replace(' ', '_')}.json"

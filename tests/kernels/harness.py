@@ -1,0 +1,96 @@
+"""One way to hold a provider against the reference, for every operation.
+
+Importing this makes Triton interpret its kernels on a machine without a GPU, where it could not compile them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+from torch import Tensor
+
+from atom_patches.kernels import contract, registry
+from atom_patches.kernels.registry import Operation
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+elif importlib.util.find_spec("vllm") is not None:
+    registry.offer_engine("atom_patches.vllm.kernels")
+
+
+def providers(operation: Operation) -> list[str]:
+    """Those that can run in this process, the reference among them."""
+    return [name for name in registry.PROVIDERS if registry.available(operation, name, DEVICE).ok]
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    """Hypothesis settings for a test that interprets kernels: `count` examples, ten times as many on a GPU."""
+    return settings(
+        max_examples=count * 10 if GPU else count,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+
+
+def check(operation: Operation, provider: str, arguments: tuple[Any, ...], *, tolerance: tuple[float, float]) -> None:
+    """Fail unless `provider` serves the call, agrees with the reference, and writes only what it may.
+
+    Every allocation of the provider holds NaN at first, so that an element left unwritten shows.
+    """
+    __tracebackhide__ = True
+    verdict = registry.supports(operation, provider, arguments)
+    assert verdict.ok, f"{provider} refuses {operation.name}: {verdict.reason}"
+    wanted = contract.results_of(operation, operation.reference, contract.clones(arguments))
+    given = contract.clones(arguments)
+    with poisoned():
+        found = contract.results_of(operation, registry.implementation(operation, provider), given)
+    who = f"{operation.name} by {provider}"
+    assert list(found) == list(wanted), f"{who}: {list(found)} instead of {list(wanted)}"
+    for name, got in found.items():
+        contract.compare(f"{who}: {name}", got, wanted[name], tolerance)
+    touched = contract.touched(operation, arguments, given)
+    assert not touched, f"{who} wrote to {', '.join(touched)}"
+
+
+def opcheck(operation: Operation, arguments: tuple[Any, ...]) -> None:
+    """The operator's schema, mutations and fake implementation are what they say, also under torch.compile."""
+    torch.library.opcheck(operation.operator, arguments)
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Allocations without a value hold NaN, or the smallest integer, instead of what lay there before."""
+    plain = {name: getattr(torch, name) for name in ("empty", "empty_like", "empty_strided")}
+    methods = {name: getattr(Tensor, name) for name in ("new_empty", "new_empty_strided")}
+
+    def poison(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args, **kw: _fill(allocate(*args, **kw))
+
+    try:
+        for name, allocate in plain.items():
+            setattr(torch, name, poison(allocate))
+        for name, allocate in methods.items():
+            setattr(Tensor, name, poison(allocate))
+        yield
+    finally:
+        for name, allocate in plain.items():
+            setattr(torch, name, allocate)
+        for name, allocate in methods.items():
+            setattr(Tensor, name, allocate)
+
+
+def _fill(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "meta":
+        return tensor
+    if tensor.dtype.is_floating_point:
+        return tensor.fill_(float("nan"))
+    return tensor if tensor.dtype == torch.bool else tensor.fill_(torch.iinfo(tensor.dtype).min)
