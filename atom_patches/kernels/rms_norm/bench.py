@@ -1,0 +1,23 @@
+"""Root-mean-square normalisation at the hidden size of Qwen3.6-35B-A3B."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atom_patches.kernels.benchmark import Case
+
+from . import RMS_NORM
+
+HIDDEN = 2048
+
+
+def _case(rows: int) -> Case:
+    def inputs(device: torch.device) -> tuple[Tensor, Tensor, float, bool]:
+        x = torch.randn(rows, HIDDEN, dtype=torch.bfloat16, device=device)
+        return x, torch.randn(HIDDEN, dtype=torch.bfloat16, device=device), 1e-6, False
+
+    return Case(RMS_NORM, f"{rows} x {HIDDEN} bf16", inputs, bytes=4 * rows * HIDDEN + 2 * HIDDEN, flops=4 * rows * HIDDEN)
+
+
+CASES = tuple(_case(rows) for rows in (1, 16, 64, 4096, 16384))
