@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -38,7 +37,7 @@ from atom_patches.kernels import registry  # noqa: E402
 
 TARGETS = ("cuda:90", "hip:gfx942")
 SHARED_LIMIT = {"cuda:90": 232448, "hip:gfx942": 65536}
-"""Bytes of shared memory that one program can have (CUDA programming guide, table of compute capabilities; CDNA 3 ISA)."""
+"""Bytes of shared memory a program (CUDA programming guide, table of compute capabilities; CDNA 3 ISA)."""
 
 
 class Compiled(NamedTuple):
@@ -143,40 +142,41 @@ def compile_case(case: Any, target: str) -> Iterator[Compiled]:
         )  # fmt: skip
 
 
+def compile_all(families: list[str], targets: list[str]) -> tuple[list[Compiled], int]:
+    """Every distinct kernel, and how many cases failed; failures are printed."""
+    found: dict[tuple[Any, ...], Compiled] = {}
+    failures = 0
+    for case, target in ((case, target) for family in families for case in cases(family) for target in targets):
+        name = f"{case.operation.name} {case.label} for {target}"
+        started = time.monotonic()
+        try:
+            for one in compile_case(case, target):
+                found.setdefault(one[1:], one)
+                if one.shared > SHARED_LIMIT.get(target, one.shared):
+                    failures += 1
+                    print(f"compile: {name}: {one.kernel} takes {one.shared} bytes of shared memory")
+        except Exception:
+            failures += 1
+            print(f"compile: {name}:\n{traceback.format_exc()}")
+        if time.monotonic() - started > 20:
+            print(f"compile: {name} took {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return list(found.values()), failures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help="default: all")
     parser.add_argument("--target", action="append", help=f"default: {' and '.join(TARGETS)}")
     parser.add_argument("--reports", action="store_true", help="the registers, spills and shared memory of each kernel")
     options = parser.parse_args()
-    failures = 0
-    seen: dict[tuple[Any, ...], Compiled] = {}
-    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": str(Path(cache))}):
-        for family in options.families or settings.kernel_families():
-            for case in cases(family):
-                for target in options.target or TARGETS:
-                    started = time.monotonic()
-                    try:
-                        for one in compile_case(case, target):
-                            seen.setdefault(one[1:], one)
-                            if one.shared > SHARED_LIMIT.get(target, one.shared):
-                                failures += 1
-                                print(
-                                    f"compile: {one.case}: {one.kernel} takes {one.shared} bytes of shared memory on {target}"
-                                )
-                    except Exception:  # noqa: BLE001 - every kernel is reported
-                        failures += 1
-                        print(f"compile: {case.operation.name} {case.label} for {target}:\n{traceback.format_exc()}")
-                    if time.monotonic() - started > 20:
-                        print(
-                            f"compile: {case.operation.name} {case.label} took {time.monotonic() - started:.0f} s",
-                            file=sys.stderr,
-                        )
+    families = options.families or list(settings.kernel_families())
+    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": cache}):
+        found, failures = compile_all(families, options.target or list(TARGETS))
     if options.reports:
-        for one in sorted(seen.values(), key=lambda c: (c.target, c.kernel)):
-            print(f"{one.target:10} {one.kernel:36} regs {one.registers:>4} spills {one.spills:>5} shared {one.shared:>7} "
-                  f"warps {one.warps} stages {one.stages}  {one.case}")  # fmt: skip
-    print(f"compile: {len(seen)} kernels, {failures} failures")
+        for one in sorted(found, key=lambda c: (c.target, c.kernel)):
+            used = f"regs {one.registers:>4} spills {one.spills:>5} shared {one.shared:>7}"
+            print(f"{one.target:10} {one.kernel:36} {used} warps {one.warps} stages {one.stages}  {one.case}")
+    print(f"compile: {len(found)} kernels, {failures} failures")
     return 1 if failures else 0
 
 

@@ -116,7 +116,8 @@ def test_names_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: s
 
 def test_every_declared_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in settings.TABLE:
-        monkeypatch.setenv(setting.name.replace(settings.FEATURE, "VLLM_PCP"), "")
+        name = setting.name.replace(settings.FEATURE, "VLLM_PCP").replace(settings.FAMILY, "RMS_NORM")
+        monkeypatch.setenv(name, "")
     assert settings.unknown_names(FEATURES) == []
 
 
@@ -133,6 +134,8 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PCP_GDN": "settings.pcp_gdn(",
         "ATOM_PCP_MIN_ROWS": "settings.pcp_min_rows(",
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
+        "ATOM_KERNELS": "settings.kernel_providers(",
+        "ATOM_KERNEL_<FAMILY>": "settings.kernel_providers(",
     }
     assert set(accessors) == {setting.name for setting in settings.TABLE}
     unread = {name for name, call in accessors.items() if not any(call in source for source in sources)}
@@ -144,3 +147,33 @@ def test_accepted_file_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.accepted_file() == tmp_path / "atom_patches" / "accepted.json"
     monkeypatch.setenv("ATOM_PATCHES_ACCEPTED", str(tmp_path / "mine.json"))
     assert settings.accepted_file() == tmp_path / "mine.json"
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable", "providers"),
+    [
+        ({}, "ATOM_KERNELS", ("auto",)),
+        ({"ATOM_KERNELS": "triton, torch"}, "ATOM_KERNELS", ("triton", "torch")),
+        ({"ATOM_KERNELS": "aiter", "ATOM_KERNEL_RMS_NORM": "torch"}, "ATOM_KERNEL_RMS_NORM", ("torch",)),
+        ({"ATOM_KERNELS": "aiter", "ATOM_KERNEL_L2NORM": "torch"}, "ATOM_KERNELS", ("aiter",)),
+    ],
+)
+def test_kernel_providers(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], variable: str, providers: tuple[str, ...]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert settings.kernel_providers("rms_norm") == (variable, providers)
+
+
+def test_a_misspelt_provider_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_KERNEL_RMS_NORM", "triton,tritn")
+    with pytest.raises(settings.SettingsError, match="ATOM_KERNEL_RMS_NORM='triton,tritn' names 'tritn'"):
+        settings.kernel_providers("rms_norm")
+    assert len(settings.invalid_values(FEATURES)) == 1
+
+
+def test_a_misspelt_kernel_family_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_KERNEL_RMSNORM", "triton")
+    (message,) = settings.unknown_names(FEATURES)
+    assert "did you mean ATOM_KERNEL_RMS_NORM?" in message
