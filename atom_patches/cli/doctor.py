@@ -243,6 +243,8 @@ def _process(process: report.ProcessReport) -> Iterator[Finding]:
         yield _problem(f"{who}: {' '.join(process.notes)}")
     else:
         yield from (_note(f"{who}: {note}") for note in process.notes)
+    for kernel in process.kernels:
+        yield _note(f"{who}: kernel {kernel.operation} is served by {kernel.provider}: {kernel.reason}")
     for state in (State.FAILED, State.DISPLACED, State.DRIFTED, State.UNSUPPORTED):
         for patch in process.patches:
             if patch.state == state.value:

@@ -99,6 +99,7 @@ def _process(process: report.ProcessReport) -> dict[str, Any]:
         "config": dict(process.config),
         "notes": list(process.notes),
         "patches": [{"id": p.id, "state": p.state, "reason": p.reason} for p in process.patches],
+        "kernels": [{"operation": k.operation, "provider": k.provider, "reason": k.reason} for k in process.kernels],
     }
 
 

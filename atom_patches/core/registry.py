@@ -22,6 +22,12 @@ class Registry:
         self._overlays: dict[str, Overlay] = {}
         self._lock = threading.Lock()
         self._postponed: list[tuple[Overlay, ModuleType]] = []
+        self._running: Engine | None = None
+
+    @property
+    def running(self) -> Engine | None:
+        """The engine that handed over a configuration last, in this process."""
+        return self._running
 
     def arm(self, engine: Engine, patches: Sequence[Patch] | None = None) -> None:
         """Let the patches of `engine` wait for their targets; a second time changes nothing.
@@ -54,6 +60,7 @@ class Registry:
         if overlay is None or settings.master() == "0":
             return
         with self._lock:
+            self._running = overlay.engine
             overlay.configure(config, role)
         self._catch_up()
 

@@ -6,7 +6,8 @@ node with a known output. Who computes it is decided when it is called:
     torch    the reference, always there
     triton   `PACKAGE.triton_impl`
     aiter    `PACKAGE.aiter_impl`, on ROCm
-    engine   the inference engine's own kernel, from the package that the engine's adapter names in `offer_engine`
+    engine   the inference engine's own kernel, from the package `kernels` beside the declarations of the engine that
+             runs in this process
 
 A provider is a module with a function per operator, named like it and called with the schema's arguments in their
 order. It may add `available() -> Verdict` (can it run in this process at all) and, per operator,
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 from atom_patches.core import log, report, settings
+from atom_patches.core.registry import REGISTRY
 
 NAMESPACE = "atom_patches"
 PROVIDERS = settings.KERNEL_PROVIDERS
@@ -137,20 +139,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 # Who can serve
 
-_engine_package: str | None = None
+_offered: str | None = None
 
 
 def offer_engine(package: str | None) -> None:
-    """Name the package whose modules, one a family, bind the running engine's own kernels; None: no engine."""
-    global _engine_package
-    _engine_package = package
-    for cached in (_module, _available):
-        cached.cache_clear()
+    """Name the package that binds an engine's kernels, one module a family, where no engine runs; None: none."""
+    global _offered
+    _offered = package
+
+
+def _engine_package() -> str | None:
+    return _offered or (f"{REGISTRY.running.declarations}.kernels" if REGISTRY.running else None)
 
 
 def available(operation: Operation, provider: str, device: torch.device) -> Verdict:
     """Whether `provider` can run `operation` on `device` at all; asked once a process."""
-    return _available(operation, provider, device.type)
+    return _available(operation, provider, device.type, _package(operation, provider))
 
 
 def supports(operation: Operation, provider: str, arguments: tuple[Any, ...]) -> Verdict:
@@ -242,34 +246,35 @@ def _device(arguments: tuple[Any, ...]) -> torch.device:
 
 
 def _loaded(operation: Operation, provider: str) -> ModuleType:
-    module = _module(operation, provider)
+    module = _module(_package(operation, provider), operation.family, provider)
     if isinstance(module, Verdict):
         raise KernelUnavailable(f"{operation.name} has no provider {provider!r}: {module.reason}")
     return module
 
 
+def _package(operation: Operation, provider: str) -> str | None:
+    return _engine_package() if provider == "engine" else operation.package
+
+
 @functools.cache
-def _module(operation: Operation, provider: str) -> ModuleType | Verdict:
+def _module(package: str | None, family: str, provider: str) -> ModuleType | Verdict:
     """The provider's module, or why there is none."""
-    if provider == "engine":
-        if _engine_package is None:
-            return no("no inference engine offered its kernels to this process")
-        name = f"{_engine_package}.{operation.family}"
-    else:
-        name = f"{operation.package}.{provider}_impl"
+    if package is None:
+        return no("no inference engine runs in this process")
+    name = f"{package}.{family}" if provider == "engine" else f"{package}.{provider}_impl"
     if importlib.util.find_spec(name) is None:
-        return no(f"{provider} has no implementation of {operation.family}")
+        return no(f"{provider} has no implementation of {family}")
     return importlib.import_module(name)
 
 
 @functools.cache
-def _available(operation: Operation, provider: str, device_type: str) -> Verdict:
+def _available(operation: Operation, provider: str, device_type: str, package: str | None) -> Verdict:
     if provider == "torch":
         return YES
     able = _STATIC[provider](device_type)
     if not able.ok:
         return able
-    module = _module(operation, provider)
+    module = _module(package, operation.family, provider)
     if isinstance(module, Verdict):
         return module
     if not hasattr(module, operation.name):

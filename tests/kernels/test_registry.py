@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
 import torch
 from torch import Tensor
 
 from atom_patches.core import report
+from atom_patches.core.registry import Registry
 from atom_patches.kernels import registry
-from atom_patches.kernels.registry import YES, KernelUnavailable, Operation, no
+from atom_patches.kernels.registry import YES, KernelUnavailable, no
 from atom_patches.kernels.rms_norm import RMS_NORM
+from atom_patches.vllm.engine import ENGINE as VLLM
 
 X = torch.ones(2, 8)
 CALL = (X, torch.ones(8), 1e-6, False)
@@ -34,7 +35,7 @@ def providers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         modules[provider] = types.ModuleType(provider)
         vars(modules[provider]).update(functions)
 
-    def find(operation: Operation, provider: str) -> types.ModuleType | registry.Verdict:
+    def find(package: str | None, family: str, provider: str) -> types.ModuleType | registry.Verdict:
         return modules.get(provider, no(f"{provider} was not offered"))
 
     for cached in (registry._available, registry._tell):
@@ -176,13 +177,9 @@ def test_the_measured_table_is_read_by_gpu_name(monkeypatch: pytest.MonkeyPatch,
     registry._measured.cache_clear()
 
 
-def test_an_engine_is_asked_once_it_offered_its_kernels() -> None:
-    operation, device = RMS_NORM, torch.device("cuda")
-    registry.offer_engine(None)
-    try:
-        assert not registry.available(operation, "engine", device).ok
-        registry.offer_engine("atom_patches.no_such_engine")
-        with pytest.raises(ModuleNotFoundError):
-            registry.available(operation, "engine", device)
-    finally:
-        registry.offer_engine("atom_patches.vllm.kernels" if harness.GPU else None)
+def test_the_kernels_of_the_engine_that_runs_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_offered", None)
+    monkeypatch.setattr(Registry, "running", None)
+    assert registry.available(RMS_NORM, "engine", torch.device("cuda")) == no("no inference engine runs in this process")
+    monkeypatch.setattr(Registry, "running", VLLM)
+    assert registry._package(RMS_NORM, "engine") == "atom_patches.vllm.kernels"

@@ -333,6 +333,24 @@ def test_a_misspelt_id_gets_the_nearest_one(reviewed: Mill, run: Run, command: s
 # doctor
 
 
+def test_doctor_says_who_serves_the_kernels_of_a_process(
+    reviewed: Mill, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_kernels", [])
+    report.publish(role="worker", engine="mill", version="1.4.0", config={}, patches=())
+    report.kernel_chosen("rms_norm", "triton", "the fastest of those measured")
+    try:
+        status, out, _ = run("doctor")
+        processes = json.loads(run("status", "--json")[1])["processes"]
+    finally:
+        report.withdraw()
+    assert status == 0
+    assert "kernel rms_norm is served by triton: the fastest of those measured" in out
+    assert processes[0]["kernels"] == [
+        {"operation": "rms_norm", "provider": "triton", "reason": "the fastest of those measured"}
+    ]
+
+
 def test_doctor_finds_nothing_wrong(reviewed: Mill, run: Run) -> None:
     assert run("doctor") == (0, "doctor: no problems\n", "")
 
