@@ -15,7 +15,7 @@ class CommandError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 fine, 1 problems or refused, 2 wrong usage."""
     from atom_patches import __version__
-    from atom_patches.cli import accept, doctor, explain, run, status
+    from atom_patches.cli import accept, bench, doctor, explain, run, status
     from atom_patches.core.patch import PatchError
     from atom_patches.core.report import StateDirError
     from atom_patches.core.settings import SettingsError
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"atom_patches {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (status, doctor, explain, accept, run):
+    for command in (status, doctor, explain, accept, run, bench):
         command.add_to(commands)
     parsed = parser.parse_args(arguments)
     try:
