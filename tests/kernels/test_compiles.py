@@ -1,0 +1,34 @@
+"""Every Triton kernel compiles for the GPUs that are served, at the benchmark's shapes, and fits their shared memory.
+
+No GPU is needed: the providers run on meta tensors, which also proves that no host function reads a tensor's data.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom_patches.core import settings
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = [
+    family
+    for family in settings.kernel_families()
+    if (ROOT / "atom_patches" / "kernels" / family / "triton_impl.py").is_file()
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_of(family: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "compile_kernels.py", family],
+        capture_output=True, text=True, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    count = int(done.stdout.split("compile: ")[-1].split()[0])
+    assert count > 0, f"{family} has Triton kernels, but no benchmark case runs them: {done.stderr}"
