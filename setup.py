@@ -55,7 +55,10 @@ setup(
     install_requires=["wrapt>=1.16", "packaging>=22"],
     packages=find_packages(include=["atom_patches", "atom_patches.*"]),
     py_modules=["atom_patches_boot"],
-    package_data={"atom_patches": ["*/fingerprints/*.json"]},
+    extras_require={"plot": ["matplotlib>=3.7"]},
+    package_data={
+        "atom_patches": ["*/fingerprints/*.json", "kernels/measured/*/*.json", "kernels/*/configs/*/*.json"]
+    },
     data_files=[("", ["atom_patches.pth"])],
     distclass=DistributionWithData,
     cmdclass={"install_data": install_data_beside_package},  # pyright: ignore[reportArgumentType]

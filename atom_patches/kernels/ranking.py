@@ -1,6 +1,6 @@
-"""From measured times to the table that `auto` reads: `measured/<GPU>.json`, one ranking an operator and shape class.
+"""From measured times to the table that `auto` reads: `measured/<GPU>/<engine>.json`, a ranking per shape class.
 
-    {"gpu": ..., "runs": [{"date", "engine", "versions", "ceilings"}, ...],
+    {"gpu": ..., "engine": ..., "runs": [{"date", "versions", "ceilings"}, ...],
      "ranking": {operator: {shape class: [provider, ...]}},              the fastest first
      "evidence": {operator: {shape class: {"run": index into runs, "microseconds": {case: {provider: ...}}}}}}
 
@@ -20,8 +20,6 @@ from atom_patches.kernels.results import CaseReport, Machine
 
 SLACK = 0.99
 """A provider that is less than this times as fast as the engine in any case of a class comes after the engine."""
-
-FOLDER = Path(__file__).parent / "measured"
 
 
 def rank(reports: Sequence[CaseReport]) -> list[str]:
@@ -45,14 +43,17 @@ def updated(table: dict[str, Any], machine: Machine, reports: Iterable[CaseRepor
         times = {report.label: _microseconds(report) for report in members}
         evidence.setdefault(operation, {})[shape] = {"run": len(runs), "microseconds": times}
     runs.append(_run(machine))
-    return {"gpu": machine.device, **_without_unused(runs, evidence), "ranking": _sorted(ranking)}
+    names = {"gpu": machine.device, "engine": machine.engine}
+    return names | {"ranking": _sorted(ranking)} | _without_unused(runs, evidence)
 
 
 def record(machine: Machine, reports: Iterable[CaseReport]) -> Path:
-    """Write the measured table of the machine's GPU; returns the file."""
-    path = FOLDER / f"{machine.device.replace(' ', '_')}.json"
+    """Write the measured table of the machine's GPU and engine; returns the file."""
+    from atom_patches.kernels import registry
+
+    path = registry.measured_file(machine.device, machine.engine or "none")
     table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(updated(table, machine, reports), indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -109,7 +110,6 @@ def _run(machine: Machine) -> dict[str, Any]:
     ceilings = machine.ceilings
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "engine": machine.engine,
         "versions": dict(machine.versions),
         "ceilings": {"bytes_per_second": ceilings.bandwidth, "flops_per_second": ceilings.rate, "how": ceilings.how},
     }

@@ -213,7 +213,7 @@ def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tup
         yield "aiter", "first on ROCm"
     gpu = torch.cuda.get_device_name(device)
     shape = operation.shape_class(*arguments)
-    ranking = _measured(gpu).get(operation.name, {}).get(shape, [])
+    ranking = _measured(gpu, _engine_package()).get(operation.name, {}).get(shape, [])
     for provider in ranking:
         yield provider, f"the fastest of those measured on {gpu} for {shape} that can serve"
     for provider in ("engine", "triton", "torch"):
@@ -305,12 +305,16 @@ _STATIC: dict[str, Callable[[str], Verdict]] = {
 
 
 @functools.cache
-def _measured(gpu: str) -> dict[str, dict[str, list[str]]]:
-    """Operator -> shape class -> providers, the fastest first, as `bench --record` wrote them for this GPU."""
-    path = measured_file(gpu)
-    return json.loads(path.read_text(encoding="utf-8"))["ranking"] if path.is_file() else {}
+def _measured(gpu: str, engine_package: str | None) -> dict[str, dict[str, list[str]]]:
+    """Operator -> shape class -> providers, the fastest first, as `bench --record` wrote them for this GPU.
+
+    A ranking holds beside the kernels of one engine only. Without an engine any will do: its own place is empty.
+    """
+    path = measured_file(gpu, engine_package.split(".")[1] if engine_package else "*")
+    found = sorted(path.parent.glob(path.name))
+    return json.loads(found[0].read_text(encoding="utf-8"))["ranking"] if found else {}
 
 
-def measured_file(gpu: str) -> Path:
-    """Where the measured table of a GPU, named as torch names it, lies."""
-    return MEASURED / f"{gpu.replace(' ', '_')}.json"
+def measured_file(gpu: str, engine: str) -> Path:
+    """Where the table that was measured on a GPU, named as torch names it, beside an engine's kernels lies."""
+    return MEASURED / gpu.replace(" ", "_") / f"{engine}.json"

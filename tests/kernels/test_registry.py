@@ -55,7 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         shape = RMS_NORM.shape_class(*CALL)
         table = {} if ranking is None else {"rms_norm": {shape: ranking}}
         monkeypatch.setattr(registry, "_device", lambda arguments: torch.device("cuda"))
-        monkeypatch.setattr(registry, "_measured", lambda name: table)
+        monkeypatch.setattr(registry, "_measured", lambda gpu, engine: table)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU 1")
         monkeypatch.setattr(torch.version, "hip", hip)
 
@@ -150,9 +150,7 @@ def test_a_choice_is_told_once_and_reported(
     with caplog.at_level(logging.INFO, logger="atom_patches"):
         RMS_NORM(*CALL)
         RMS_NORM(*CALL)
-    assert [r.getMessage() for r in caplog.records] == [
-        "kernel rms_norm: torch (the reference serves tensors on cpu)"
-    ]
+    assert [r.getMessage() for r in caplog.records] == ["kernel rms_norm: torch (the reference serves tensors on cpu)"]
     (process,) = report.processes()
     assert process.kernels == (report.KernelReport("rms_norm", "torch", "the reference serves tensors on cpu"),)
     report.withdraw()
@@ -168,18 +166,24 @@ def test_importing_a_family_imports_no_provider() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_measured_table_is_read_by_gpu_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_measured_table_is_read_by_gpu_and_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "MEASURED", tmp_path)
-    (tmp_path / "NVIDIA_H200.json").write_text(json.dumps({"ranking": {"rms_norm": {"small": ["triton"]}}}))
+    table = {"rms_norm": {"small": ["triton"]}}
+    (tmp_path / "NVIDIA_H200").mkdir()
+    (tmp_path / "NVIDIA_H200" / "vllm.json").write_text(json.dumps({"ranking": table}))
     registry._measured.cache_clear()
-    assert registry._measured("NVIDIA H200") == {"rms_norm": {"small": ["triton"]}}
-    assert registry._measured("NVIDIA A100") == {}
+    assert registry._measured("NVIDIA H200", "atom_patches.vllm.kernels") == table
+    assert registry._measured("NVIDIA H200", "atom_patches.sglang.kernels") == {}
+    assert registry._measured("NVIDIA H200", None) == table
+    assert registry._measured("NVIDIA A100", None) == {}
     registry._measured.cache_clear()
 
 
 def test_the_kernels_of_the_engine_that_runs_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_offered", None)
     monkeypatch.setattr(Registry, "running", None)
-    assert registry.available(RMS_NORM, "engine", torch.device("cuda")) == no("no inference engine runs in this process")
+    assert registry.available(RMS_NORM, "engine", torch.device("cuda")) == no(
+        "no inference engine runs in this process"
+    )
     monkeypatch.setattr(Registry, "running", VLLM)
     assert registry._package(RMS_NORM, "engine") == "atom_patches.vllm.kernels"
