@@ -86,7 +86,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [item for item in value if item is not None] if isinstance(value, (list, tuple)) else []
+    return [item for item in value if isinstance(item, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
 def _dtype_names(arguments: tuple[Any, ...]) -> list[str]:
