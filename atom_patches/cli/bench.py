@@ -62,35 +62,50 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     except suite.SuiteError as error:
         raise CommandError(str(error)) from error
+    found = Found(running.machine, running.broken)
     try:
         keys = _selected(running.cases, arguments)
         if arguments.warm and setup.device != "cpu":
             _warm(setup, keys)
-        reports: list[CaseReport] = []
         for number, report in enumerate(running.run(keys), 1):
             _progress(f"[{number}/{len(keys)}] {report.operation}  {report.label}  {_brief(report)}")
-            reports.append(report)
+            found.add(report)
+            _write(arguments.json, found)
+    except KeyboardInterrupt:
+        found.broken = found.broken | {"the run": "interrupted; what follows is incomplete"}
     finally:
         running.close()
-    machine, chosen = running.machine, [report.auto for report in reports]
     if arguments.record:
-        chosen = ranking.automatic(reports)
-        _progress(f"recorded in {ranking.record(machine, reports)}")
-    print(render(machine, reports, chosen, running.broken))
-    if arguments.json is not None:
-        found = document(machine, reports, chosen, running.broken)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        found.chosen = ranking.automatic(found.reports)
+        _progress(f"recorded in {ranking.record(found.machine, found.reports)}")
+    print(render(found))
+    _write(arguments.json, found)
     if arguments.picture is not None:
-        _draw(arguments.picture, machine, reports, chosen)
-    return 1 if running.broken or list(_findings(reports, chosen)) else 0
+        _draw(arguments.picture, found)
+    return 1 if list(_findings(found)) else 0
 
 
-def render(
-    machine: Machine, reports: Sequence[CaseReport], chosen: Sequence[str | None], broken: dict[str, str]
-) -> str:
+class Found:
+    """What a run has found out so far; `chosen` is whom `auto` takes in each case."""
+
+    def __init__(self, machine: Machine, broken: dict[str, str]) -> None:
+        self.machine = machine
+        self.broken = broken
+        self.reports: list[CaseReport] = []
+        self.chosen: list[str | None] = []
+
+    def add(self, report: CaseReport) -> None:
+        self.reports.append(report)
+        self.chosen.append(report.auto)
+
+    def __iter__(self) -> Iterator[tuple[CaseReport, str | None]]:
+        return zip(self.reports, self.chosen, strict=True)
+
+
+def render(found: Found) -> str:
     """The results as text: a case, then one line a provider."""
-    ceilings, versions = machine.ceilings, ", ".join(f"{name} {one}" for name, one in machine.versions.items())
-    lines = [f"{machine.device}  ({versions})"]
+    machine, ceilings = found.machine, found.machine.ceilings
+    lines = [f"{machine.device}  ({', '.join(f'{name} {one}' for name, one in machine.versions.items())})"]
     if machine.kind == "cpu":
         lines.append("THE REFERENCES ON A CPU, to try the benchmark itself: these times say nothing about a GPU.")
     lines.append(
@@ -98,29 +113,24 @@ def render(
     )
     lines.append("")
     lines.append(f"  {'':<10} {'time':>12} {'GB/s':>8} {'TFLOP/s':>9} {'roofline':>9} {'vs engine':>10}")
-    for report, auto in zip(reports, chosen, strict=True):
+    for report, auto in found:
         lines += _case_lines(machine, report, auto)
-    lines += [f"{family}: cases cannot be imported: {why}" for family, why in broken.items()]
-    findings = list(_findings(reports, chosen))
-    lines += ["", *(findings or [f"{len(reports)} cases, nothing wrong"])]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(list(_findings(found)) or [f"{len(found.reports)} cases, nothing wrong"])])
 
 
-def document(
-    machine: Machine, reports: Sequence[CaseReport], chosen: Sequence[str | None], broken: dict[str, str]
-) -> dict[str, Any]:
+def document(found: Found) -> dict[str, Any]:
     """The results as plain data, in the form that `--json` writes."""
     cases = [
         asdict(report)
         | {
             "auto": auto,
-            "floor": machine.ceilings.floor(report.bytes, report.flops),
+            "floor": found.machine.ceilings.floor(report.bytes, report.flops),
             "ratios": {name: report.ratio(name) for name in report.providers},
             "auto_ratio": report.ratio(auto),
         }
-        for report, auto in zip(reports, chosen, strict=True)
+        for report, auto in found
     ]
-    return {"machine": asdict(machine), "cases": cases, "broken": broken, "findings": list(_findings(reports, chosen))}
+    return {"machine": asdict(found.machine), "cases": cases, "findings": list(_findings(found))}
 
 
 def _case_lines(machine: Machine, report: CaseReport, auto: str | None) -> Iterator[str]:
@@ -148,9 +158,11 @@ def _figures(machine: Machine, report: CaseReport, name: str, served: Served) ->
     )
 
 
-def _findings(reports: Sequence[CaseReport], chosen: Sequence[str | None]) -> Iterator[str]:
+def _findings(found: Found) -> Iterator[str]:
     """What makes the run a failed one."""
-    for report, auto in zip(reports, chosen, strict=True):
+    for name, why in found.broken.items():
+        yield f"INCOMPLETE  {name}: {why}"
+    for report, auto in found:
         case = f"{report.operation}  {report.label}"
         if report.problem and not report.problem.startswith("too large for a CPU"):
             yield f"NOT MEASURED  {case}: {report.problem}"
@@ -202,11 +214,16 @@ def _warm(setup: Setup, keys: Sequence[Key]) -> None:
         _progress(f"[{number}/{len(keys)}] {key.operation}  {key.label}  {problem or 'compiled'}")
 
 
-def _draw(path: Path, machine: Machine, reports: Sequence[CaseReport], chosen: Sequence[str | None]) -> None:
+def _write(path: Path | None, found: Found) -> None:
+    if path is not None:
+        path.write_text(json.dumps(document(found), indent=1) + "\n", encoding="utf-8")
+
+
+def _draw(path: Path, found: Found) -> None:
     from atom_patches.cli import bench_picture
 
     try:
-        bench_picture.draw(path, machine, reports, chosen)
+        bench_picture.draw(path, found.machine, list(found))
     except bench_picture.NoPicture as error:
         _progress(str(error))
 

@@ -19,13 +19,13 @@ class NoPicture(Exception):
     """The picture cannot be drawn; the message says why."""
 
 
-def draw(path: Path, machine: Machine, reports: Sequence[CaseReport], chosen: Sequence[str | None]) -> None:
-    """Write the picture in the format that the file's ending names.
+def draw(path: Path, machine: Machine, found: Sequence[tuple[CaseReport, str | None]]) -> None:
+    """Write the picture, of cases and whom `auto` takes in each, in the format that the file's ending names.
 
     Raises:
         NoPicture: matplotlib is missing, or no case has a ratio.
     """
-    shown = [(r, auto) for r, auto in zip(reports, chosen, strict=True) if any(map(r.ratio, COLOURS))]
+    shown = [(report, auto) for report, auto in found if any(map(report.ratio, COLOURS))]
     if not shown:
         raise NoPicture(f"{path}: not drawn: no case was timed against an engine's kernel.")
     try:

@@ -6,6 +6,7 @@ Nothing heavy is imported here until a worker starts.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -129,6 +130,7 @@ class _Worker:
 
 def _serve(pipe: Connection, setup: Setup, ceilings: Ceilings | None) -> None:
     """The worker: say what there is, then answer one case after the other."""
+    _prepare(setup)
     import torch
 
     from atom_patches.kernels import benchmark, timing
@@ -137,7 +139,6 @@ def _serve(pipe: Connection, setup: Setup, ceilings: Ceilings | None) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         pipe.send("torch finds no GPU here. `--device cpu` times the references, to try the benchmark itself.")
         return
-    _offer(setup)
     keys, broken = _keys()
     if ceilings is None:
         ceilings = timing.ceilings(device)
@@ -173,7 +174,9 @@ def _usable(device: Any) -> bool:
     return True
 
 
-def _offer(setup: Setup) -> None:
+def _prepare(setup: Setup) -> None:
+    """Name the engine; leave it to the parent to be interrupted from the terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from atom_patches.kernels import registry
 
     if setup.engine is not None:
@@ -225,7 +228,7 @@ def warm(setup: Setup, keys: Sequence[Key], workers: int) -> Iterator[tuple[Key,
     turns = sorted(range(len(keys)), key=lambda i: (keys[i].index, i))
     end = time.monotonic() + WARM_LIMIT
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_offer, initargs=(setup,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(setup,))
     try:
         futures = [(keys[i], pool.submit(_warm, setup, keys[i])) for i in turns]
         for key, future in futures:
