@@ -5,10 +5,11 @@ Nothing heavy is imported here until a worker starts.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -49,18 +50,21 @@ class Setup:
     providers: tuple[str, ...]
 
 
+Serve = Callable[[Connection, Setup, "Ceilings | None"], None]
+
+
 class Suite:
     """A worker process, replaced when it is lost."""
 
-    def __init__(self, setup: Setup) -> None:
-        """Start a worker and measure the device.
+    def __init__(self, setup: Setup, serve: Serve | None = None) -> None:
+        """Start a worker, which runs `serve`, and measure the device.
 
         Raises:
             NoDevice: the setup asks for a GPU, and there is none.
             SuiteError: the worker does not start.
         """
-        self._setup = setup
-        self._worker = _Worker(setup, None)
+        self._start = functools.partial(_Worker, setup, serve or _serve)
+        self._worker = self._start(None)
         self.machine: Machine = self._worker.machine
         self.cases: list[Key] = self._worker.cases
         self.broken: dict[str, str] = self._worker.broken
@@ -69,7 +73,7 @@ class Suite:
         """Measure the cases, in order."""
         for key in keys:
             if not self._worker.alive:
-                self._worker = _Worker(self._setup, self.machine.ceilings)
+                self._worker = self._start(self.machine.ceilings)
             try:
                 report, poisoned = self._worker.ask(key, CASE_LIMIT)
             except _Lost as lost:
@@ -88,10 +92,10 @@ class _Lost(Exception):
 
 
 class _Worker:
-    def __init__(self, setup: Setup, ceilings: Ceilings | None) -> None:
+    def __init__(self, setup: Setup, serve: Serve, ceilings: Ceilings | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, setup, ceilings), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, setup, ceilings), daemon=True)
         self._process.start()
         theirs.close()
         try:
