@@ -141,6 +141,8 @@ def _case_lines(machine: Machine, report: CaseReport, auto: str | None) -> Itera
         yield f"  not measured: {report.problem}"
     for name in sorted(report.providers, key=ORDER.index):
         yield f"  {name:<10} {_figures(machine, report, name, report.providers[name])}"
+    if report.baseline is not None:
+        yield f"  {'baseline':<10} {_time(report.baseline.seconds):>12}  the engine's call, without the operator's copies"
     if auto is not None and machine.kind == "cuda":
         ratio = report.ratio(auto)
         yield f"  {'auto':<10} {auto}" + (f", {ratio:.2f}" if ratio is not None else "")

@@ -22,6 +22,7 @@ SETS_MEMORY = 8e9
 """Bytes that the sets of inputs of one case may take together."""
 
 MOST_SETS = 512
+BASELINE = "engine, as it calls it"
 BUDGET = 1.5
 """Seconds that the replays of one case should take."""
 
@@ -77,10 +78,13 @@ def run(case: Case, providers: Iterable[str], device: torch.device, *, budget: f
         calls = {
             name: registry.implementation(case.operation, name) for name, one in served.items() if one.state == "timed"
         }
+        if "engine" in calls and (own := registry.engine_call(case.operation)) is not None:
+            calls[BASELINE] = own
         sets = _sets(case, arguments, device)
         times = timing.measure(calls, sets, budget) if calls else {}
         auto = _automatic(case.operation, arguments)
         shape_class = case.operation.shape_class(*arguments)
+    baseline = times.pop(BASELINE, None)
     for name, found in times.items():
         served[name] = _timed(served[name], found)
     return _report(
@@ -88,6 +92,7 @@ def run(case: Case, providers: Iterable[str], device: torch.device, *, budget: f
         shape_class=shape_class,
         sets=len(sets),
         cached=device.type == "cuda" and len(sets) * case.bytes < _cache(device),
+        baseline=baseline if isinstance(baseline, Timing) else None,
         auto=auto,
         providers=served,
     )

@@ -87,8 +87,8 @@ def _failed(report: CaseReport, name: str) -> bool:
 
 
 def _loses(reports: Sequence[CaseReport], name: str) -> bool:
-    ratios = [report.ratio(name) for report in reports]
-    return any(ratio is not None and ratio < SLACK for ratio in ratios)
+    pairs = [(report.seconds(name), report.seconds("engine")) for report in reports]
+    return any(own is not None and engine is not None and engine / own < SLACK for own, engine in pairs)
 
 
 def _relative(reports: Sequence[CaseReport], name: str) -> float:

@@ -173,6 +173,12 @@ def implementation(operation: Operation, provider: str) -> Callable[..., Any]:
     return getattr(_loaded(operation, provider), operation.name)
 
 
+def engine_call(operation: Operation) -> Callable[..., Any] | None:
+    """`timed_NAME` of the engine's module: the call that the engine itself makes, where the operator's promises, such
+    as to leave its inputs alone, cost more. The benchmark's baseline."""
+    return getattr(_loaded(operation, "engine"), f"timed_{operation.name}", None)
+
+
 def choose(operation: Operation, arguments: tuple[Any, ...]) -> Choice:
     """Decide who serves this call.
 

@@ -63,8 +63,9 @@ class Served:
 class CaseReport:
     """One case: the least that it costs, what each provider made of it, and whom `auto` takes.
 
-    `problem` says why nothing was measured at all. `sets` counts the inputs that the timed calls went through, and
-    `cached` is true when all of them together fit into the device's cache.
+    `problem` says why nothing was measured at all. `baseline` is the engine's own kernel as the engine itself calls it,
+    where that differs from what the operator promises, such as to leave its inputs alone. `sets` counts the inputs that
+    the timed calls went through, and `cached` is true when all of them together fit into the device's cache.
     """
 
     family: str
@@ -76,6 +77,7 @@ class CaseReport:
     flops: float = 0.0
     sets: int = 0
     cached: bool = False
+    baseline: Timing | None = None
     auto: str | None = None
     providers: Mapping[str, Served] = field(default_factory=dict)
     problem: str = ""
@@ -87,5 +89,6 @@ class CaseReport:
 
     def ratio(self, provider: str | None) -> float | None:
         """How many times as fast as the engine's own kernel a provider is."""
-        own, engine = self.seconds(provider), self.seconds("engine")
+        own = self.seconds(provider)
+        engine = self.seconds("engine") if self.baseline is None else self.baseline.seconds
         return None if own is None or engine is None else engine / own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -55,6 +56,13 @@ class TestRanking:
         reports = [case(triton=timed(10), engine=timed(100)), case(triton=Served("refused", "?"), engine=timed(100))]
         assert ranking.rank(reports) == ["triton", "engine"]
         assert ranking.automatic(reports) == ["triton", "engine"]
+
+    def test_what_the_engine_itself_calls_is_the_baseline_and_in_no_ranking(self) -> None:
+        own = timed(9).timing
+        report = replace(case(triton=timed(10), engine=timed(15)), baseline=own)
+        assert ranking.rank([report]) == ["triton", "engine"]
+        assert report.ratio("triton") == pytest.approx(0.9)
+        assert "baseline" in bench.render(found(report))
 
 
 class TestTable:
