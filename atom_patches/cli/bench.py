@@ -142,7 +142,7 @@ def _case_lines(machine: Machine, report: CaseReport, auto: str | None) -> Itera
     for name in sorted(report.providers, key=ORDER.index):
         yield f"  {name:<10} {_figures(machine, report, name, report.providers[name])}"
     if report.baseline is not None:
-        yield f"  {'baseline':<10} {_time(report.baseline.seconds):>12}  the engine's call, without the operator's copies"
+        yield f"  {'baseline':<10} {_time(report.baseline.seconds):>12}  as the engine calls it, without copies"
     if auto is not None and machine.kind == "cuda":
         ratio = report.ratio(auto)
         yield f"  {'auto':<10} {auto}" + (f", {ratio:.2f}" if ratio is not None else "")
