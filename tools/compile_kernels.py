@@ -54,16 +54,19 @@ class Compiled(NamedTuple):
 
 
 class CompileOnly:
-    """A Triton driver of a GPU that is not there."""
+    """A Triton driver of a GPU that is not there. Every target is a device of its own: Triton keeps kernels by device."""
+
+    devices: dict[GPUTarget, int] = {}
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
+        self.device = self.devices.setdefault(target, len(self.devices))
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -83,6 +86,7 @@ def compiling_for(target: str, found: list[Any]) -> Iterator[None]:
         sizes = grid(options) if callable(grid) else grid
         assert all(size > 0 for size in sizes), f"{self.__name__} is launched with the empty grid {sizes}"
         kernel = plain(self, *args, grid=grid, warmup=True, **options)
+        assert ("ptx" if target.startswith("cuda") else "amdgcn") in kernel.asm, f"{self.__name__} was not compiled"
         found.append(kernel)
         return kernel
 
