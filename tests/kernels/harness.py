@@ -24,8 +24,10 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("triton") is not None:
+        from interpreter_casts import round_casts
         from interpreter_dots import widen_bfloat16_dots
 
+        round_casts()
         widen_bfloat16_dots()
 elif importlib.util.find_spec("vllm") is not None:
     registry.offer_engine("atom_patches.vllm.kernels")
