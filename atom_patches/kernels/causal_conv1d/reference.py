@@ -1,4 +1,4 @@
-"""Depthwise causal convolution in plain torch: a ragged prefill and a batched decode step."""
+"""Depthwise causal convolution in plain torch: a ragged prefill, a batched decode step, a verified draft."""
 
 from __future__ import annotations
 
@@ -8,87 +8,104 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
+
 
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     cu_seqlens: Tensor,
     state: Tensor,
     slots: Tensor,
-    has_initial_state: Tensor | None = None,
-    activation: str | None = "silu",
-    null_slot: int | None = 0,
+    has_initial_state: Tensor | None,
+    activation: str | None,
+    null_slot: int | None,
 ) -> Tensor:
-    """Convolve ragged sequences, reading and writing their states.
-
-    Args:
-        x, weight, bias, state, slots: as in the package's schema; rows of x outside every sequence are
-            ignored.
-        cu_seqlens: [N + 1] integers, non-decreasing: sequence i owns the rows from cu_seqlens[i] up to, not
-            including, cu_seqlens[i + 1]. It is read on the host.
-        has_initial_state: [N] bool; where False the sequence starts from zeros and what its slot holds is
-            ignored. None means False everywhere.
-        activation: "silu" (also spelt "swish") or None.
-        null_slot: slot that stands for "none"; None when every non-negative slot is real.
-
-    Returns:
-        output [T, D] in x's dtype. The state of each non-empty, real sequence now holds its last W - 1
-        inputs; that of an empty sequence is left as it was.
-
-    Raises:
-        ValueError: shapes that contradict the schema, or an unknown activation.
-    """
-    taps = _check_shapes(x, weight, bias, state, slots, cu_seqlens.numel() - 1)
-    output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    """See the package; cu_seqlens is read on the host."""
+    taps = check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("has_initial_state", has_initial_state, slots.numel())
     line = _lay_out(cu_seqlens, taps - 1, x.device)
-    if not line.rows.numel():
-        return output
     real = _is_real(slots, null_slot)
     resumed = torch.zeros_like(real) if has_initial_state is None else real & has_initial_state.to(torch.bool)
-    buffer = torch.zeros(line.size, x.shape[1], dtype=torch.float32, device=x.device)
-    buffer[line.history[resumed]] = state[slots[resumed].long()].float().mT
-    buffer[line.places] = x[line.rows].float()
-    y = torch.zeros(line.rows.numel(), x.shape[1], dtype=torch.float32, device=x.device)
-    for tap in range(taps):
-        y += weight[:, tap].float() * buffer[line.places - (taps - 1) + tap]
-    y = _finish(y, bias, activation).masked_fill(~real[line.owner][:, None], 0.0)
+    past = torch.zeros(line.history.shape[0], taps - 1, x.shape[1], dtype=torch.float32, device=x.device)
+    past[resumed] = state[slots[resumed].long(), :, : taps - 1].float().mT
+    y, last = _convolve(x, weight, bias, line, past, activation)
+    y = y.masked_fill(~real[line.owner][:, None], 0.0)
+    output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     output[line.rows] = y.to(x.dtype)
     written = real & line.filled
-    state[slots[written].long()] = buffer[line.tail[written]].mT.to(state.dtype)
+    state[slots[written].long(), :, : taps - 1] = last[written].mT.to(state.dtype)
     return output
+
+
+def causal_conv1d_halo(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    halo: Tensor,
+    activation: str | None,
+) -> tuple[Tensor, Tensor]:
+    """See the package; cu_seqlens is read on the host."""
+    taps = check_filter(x, weight, bias, activation)
+    check_halo(weight, halo, count_sequences(cu_seqlens))
+    line = _lay_out(cu_seqlens, taps - 1, x.device)
+    y, last = _convolve(x, weight, bias, line, halo.float(), activation)
+    output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    output[line.rows] = y.to(x.dtype)
+    return output, last.to(halo.dtype)
 
 
 def causal_conv1d_update(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     state: Tensor,
     slots: Tensor,
-    activation: str | None = "silu",
-    null_slot: int | None = 0,
+    activation: str | None,
+    null_slot: int | None,
 ) -> Tensor:
-    """Convolve one new token per row (T = N) and shift it into the row's state.
-
-    Args:
-        x, weight, bias, state, slots: as in the package's schema; real slots must be distinct.
-        activation, null_slot: as in `causal_conv1d`.
-
-    Returns:
-        output [N, D] in x's dtype.
-
-    Raises:
-        ValueError: shapes that contradict the schema, or an unknown activation.
-    """
-    _check_shapes(x, weight, bias, state, slots, x.shape[0])
+    """See the package."""
+    taps = check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, x.shape[0])
     real = _is_real(slots, null_slot)
     slot = slots[real].long()
-    window = torch.cat([state[slot].float(), x[real].float()[:, :, None]], dim=2)
+    window = torch.cat([state[slot, :, : taps - 1].float(), x[real].float()[:, :, None]], dim=2)
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     output[real] = _finish((window * weight.float()).sum(2), bias, activation).to(x.dtype)
-    state[slot] = window[:, :, 1:].to(state.dtype)
+    state[slot, :, : taps - 1] = window[:, :, 1:].to(state.dtype)
+    return output
+
+
+def causal_conv1d_verify(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    num_accepted: Tensor,
+    activation: str | None,
+    null_slot: int | None,
+) -> Tensor:
+    """See the package; everything that says where something lies is read on the host."""
+    taps = check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("num_accepted", num_accepted, slots.numel())
+    output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    bounds, real = cu_seqlens.tolist(), _is_real(slots, null_slot).tolist()
+    for i, (slot, accepted) in enumerate(zip(slots.tolist(), num_accepted.tolist(), strict=True)):
+        rows = slice(bounds[i], bounds[i + 1])
+        length = rows.stop - rows.start
+        if not real[i] or not length:
+            continue
+        past = state[slot, :, accepted - 1 : accepted + taps - 2].float()
+        line = torch.cat([past, x[rows].float().T], dim=1)
+        y = (line.unfold(1, taps, 1) * weight.float()[:, None, :]).sum(2)
+        output[rows] = _finish(y.T, bias, activation).to(x.dtype)
+        state[slot, :, : taps - 2 + length] = line[:, 1:].to(state.dtype)
     return output
 
 
@@ -116,18 +133,18 @@ def _lay_out(cu_seqlens: Tensor, history: int, device: torch.device) -> _Line:
     return _Line(len(owner) + history * len(lengths), *(part.to(device) for part in parts))
 
 
-def _check_shapes(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, slots: Tensor, num_seqs: int) -> int:
-    """Return the number of taps."""
-    if x.dim() != 2 or weight.dim() != 2 or weight.shape[0] != x.shape[1] or weight.shape[1] < 2:
-        raise ValueError(f"x must be [T, D] and weight [D, W >= 2], got {tuple(x.shape)} and {tuple(weight.shape)}")
-    channels, taps = weight.shape
-    if bias is not None and tuple(bias.shape) != (channels,):
-        raise ValueError(f"bias must be [{channels}], got {tuple(bias.shape)}")
-    if state.dim() != 3 or tuple(state.shape[1:]) != (channels, taps - 1):
-        raise ValueError(f"state must be [S, {channels}, {taps - 1}], got {tuple(state.shape)}")
-    if tuple(slots.shape) != (num_seqs,):
-        raise ValueError(f"slots must be [{num_seqs}], one state per sequence, got {tuple(slots.shape)}")
-    return taps
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, line: _Line, past: Tensor, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """past [N, W - 1, D]; return y of the line's rows and the last W - 1 inputs [N, W - 1, D], both float32."""
+    taps = weight.shape[1]
+    buffer = torch.zeros(line.size, x.shape[1], dtype=torch.float32, device=x.device)
+    buffer[line.history] = past
+    buffer[line.places] = x[line.rows].float()
+    y = torch.zeros(line.rows.numel(), x.shape[1], dtype=torch.float32, device=x.device)
+    for tap in range(taps):
+        y += weight[:, tap].float() * buffer[line.places - (taps - 1) + tap]
+    return _finish(y, bias, activation), buffer[line.tail]
 
 
 def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
@@ -137,8 +154,4 @@ def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
 def _finish(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     if bias is not None:
         y = y + bias.float()
-    if activation is None:
-        return y
-    if activation not in ("silu", "swish"):
-        raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
-    return silu(y)
+    return y if activation is None else silu(y)

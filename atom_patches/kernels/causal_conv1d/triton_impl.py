@@ -1,0 +1,400 @@
+"""Depthwise causal convolution in Triton.
+
+Prefill: a program convolves a block of one sequence's rows for a block of channels, reading each row W times from the
+cache. The program of a sequence's first rows also reads its state and writes the new one, so that nobody else has to
+wait. Decode and verification: a program takes one sequence and a block of channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atom_patches.kernels.registry import YES, Verdict, no
+
+from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _supports(*tensors: Tensor | None) -> Verdict:
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype not in DTYPES:
+            return no(f"Triton serves float32, bfloat16 and float16, not {tensor.dtype}")
+    return YES
+
+
+def supports_causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, state: Tensor, *_: object
+) -> Verdict:
+    return _supports(x, weight, bias, state)
+
+
+def supports_causal_conv1d_halo(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, halo: Tensor, *_: object
+) -> Verdict:
+    return _supports(x, weight, bias, halo)
+
+
+def supports_causal_conv1d_update(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *_: object
+) -> Verdict:
+    return _supports(x, weight, bias, state)
+
+
+def supports_causal_conv1d_verify(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, state: Tensor, *_: object
+) -> Verdict:
+    return _supports(x, weight, bias, state)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    activation: str | None,
+    null_slot: int | None,
+) -> Tensor:
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("has_initial_state", has_initial_state, slots.shape[0])
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if output.numel():
+        resumed = None if has_initial_state is None else has_initial_state.to(torch.bool)
+        _prefill(x, weight, bias, cu_seqlens, output, state, state, slots, resumed, activation, null_slot)
+    return output
+
+
+def causal_conv1d_halo(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    halo: Tensor,
+    activation: str | None,
+) -> tuple[Tensor, Tensor]:
+    check_filter(x, weight, bias, activation)
+    check_halo(weight, halo, count_sequences(cu_seqlens))
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    last = torch.empty(halo.shape, dtype=halo.dtype, device=halo.device)
+    if output.numel() or last.numel():
+        _prefill(x, weight, bias, cu_seqlens, output, halo.mT, last.mT, None, None, activation, None)
+    return output, last
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    slots: Tensor,
+    activation: str | None,
+    null_slot: int | None,
+) -> Tensor:
+    taps = check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, x.shape[0])
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not output.numel():
+        return output
+    rows, channels = x.shape
+    block, warps = update_config(rows, channels)
+    _update_kernel[(rows, triton.cdiv(channels, block))](
+        x, weight, bias, output, state, slots,
+        channels, -1 if null_slot is None else null_slot,
+        *x.stride(), *weight.stride(), _stride(bias), *state.stride(), slots.stride(0),
+        TAPS=taps, PLACES=triton.next_power_of_2(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
+    )  # fmt: skip
+    return output
+
+
+def causal_conv1d_verify(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    num_accepted: Tensor,
+    activation: str | None,
+    null_slot: int | None,
+) -> Tensor:
+    taps = check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("num_accepted", num_accepted, slots.shape[0])
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not output.numel():
+        return output
+    (rows, channels), seqs = x.shape, slots.shape[0]
+    block, warps = update_config(seqs, channels)
+    # One program more than there are sequences: it clears the rows outside all of them.
+    _verify_kernel[(seqs + 1, triton.cdiv(channels, block))](
+        x, weight, bias, output, state, slots, cu_seqlens, num_accepted,
+        rows, seqs, channels, -1 if null_slot is None else null_slot,
+        *x.stride(), *weight.stride(), _stride(bias), *state.stride(),
+        slots.stride(0), cu_seqlens.stride(0), num_accepted.stride(0),
+        TAPS=taps, PLACES=triton.next_power_of_2(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
+    )  # fmt: skip
+    return output
+
+
+def prefill_config(rows: int, channels: int) -> tuple[int, int, int]:
+    """(rows, channels, warps) of a program."""
+    return (16 if rows <= 4096 else 32), min(128, triton.next_power_of_2(channels)), 4
+
+
+def update_config(rows: int, channels: int) -> tuple[int, int]:
+    """(channels, warps) of a program: small blocks while there are few rows, so that every core gets some."""
+    return (min(64 if rows <= 4 else 256, triton.next_power_of_2(channels)), 1 if rows <= 4 else 2)
+
+
+def _stride(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.stride(0)
+
+
+def _prefill(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    output: Tensor,
+    past: Tensor,
+    last: Tensor,
+    slots: Tensor | None,
+    resumed: Tensor | None,
+    activation: str | None,
+    null_slot: int | None,
+) -> None:
+    """past and last [., D, W - 1]: a pool each with slots, one entry a sequence without."""
+    (rows, channels), taps, seqs = x.shape, weight.shape[1], cu_seqlens.shape[0] - 1
+    block_t, block_d, warps = prefill_config(rows, channels)
+    block_t = max(block_t, triton.next_power_of_2(taps - 1))
+    # See _find_block: every sequence, and the rows before and behind all of them, may need one block more.
+    grid = (rows // block_t + seqs + 2, triton.cdiv(channels, block_d))
+    _prefill_kernel[grid](
+        x, weight, bias, output, past, last, slots, resumed, cu_seqlens,
+        rows, seqs, channels, -1 if null_slot is None else null_slot,
+        *x.stride(), *weight.stride(), _stride(bias), *past.stride(), *last.stride(),
+        0 if slots is None else slots.stride(0), 0 if resumed is None else resumed.stride(0), cu_seqlens.stride(0),
+        POOLED=slots is not None, TAPS=taps, PLACES=triton.next_power_of_2(taps - 1),
+        SILU=activation is not None, BLOCK_T=block_t, BLOCK_D=block_d, SEARCH=64, num_warps=warps,
+    )  # fmt: skip
+
+
+@triton.jit
+def _find_block(cu_seqlens, stride, num_seqs, num_rows, block, SIZE: tl.constexpr, SEARCH: tl.constexpr):
+    """Of block number `block`: its sequence, that sequence's first row and the row behind its last, the block's number
+    in the sequence.
+
+    Sequence i takes the numbers from cu_seqlens[i] // SIZE + i + 1 on, which leaves each one enough of them. Number -1
+    stands for the rows before the first sequence, num_seqs for those behind the last.
+    """
+    begun = 0
+    for first in range(0, num_seqs + 1, SEARCH):
+        i = first + tl.arange(0, SEARCH)
+        bound = tl.load(cu_seqlens + i * stride, mask=i <= num_seqs, other=0).to(tl.int64)
+        begun += tl.sum(((i <= num_seqs) & (bound // SIZE + i + 1 <= block)).to(tl.int32), axis=0)
+    sequence = begun - 1
+    start = tl.load(cu_seqlens + sequence * stride, mask=sequence >= 0, other=0).to(tl.int64)
+    end = tl.load(cu_seqlens + (sequence + 1) * stride, mask=sequence < num_seqs, other=num_rows).to(tl.int64)
+    return sequence, start, end, block - (start // SIZE + begun)
+
+
+@triton.jit
+def _activated(y, SILU: tl.constexpr):
+    if SILU:
+        y = y * tl.sigmoid(y)
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+def _prefill_kernel(
+    x, weight, bias, output, past, last, slots, resumed, cu_seqlens,
+    num_rows, num_seqs, channels, null_slot,
+    x_row, x_channel, weight_channel, weight_tap, bias_channel,
+    past_slot, past_channel, past_time, last_slot, last_channel, last_time, slots_stride, resumed_stride, cu_stride,
+    POOLED: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, SEARCH: tl.constexpr,
+):  # fmt: skip
+    sequence, start, end, number = _find_block(
+        cu_seqlens, cu_stride, num_seqs, num_rows, tl.program_id(0), BLOCK_T, SEARCH
+    )
+    length = end - start
+    owned = (sequence >= 0) & (sequence < num_seqs)
+    begin = number * BLOCK_T
+    if POOLED:
+        if begin >= length:
+            return
+        slot = tl.load(slots + sequence * slots_stride, mask=owned, other=-1).to(tl.int64)
+        owned = owned & (slot >= 0) & (slot != null_slot)
+    else:
+        # The halo of an empty piece is what the next piece takes.
+        if (begin >= length) & ((number > 0) | (not owned)):
+            return
+        slot = sequence.to(tl.int64)
+
+    channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
+    inside = channel < channels
+    time = begin + tl.arange(0, BLOCK_T)
+    alive = (time < length)[:, None] & inside[None, :]
+    y_at = output + (start + time)[:, None] * channels + channel[None, :]
+    if not owned:
+        tl.store(y_at, tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(output.dtype.element_ty), mask=alive)
+        return
+
+    goes_on = True
+    if POOLED:
+        goes_on = False
+        if resumed is not None:
+            goes_on = tl.load(resumed + sequence * resumed_stride) != 0
+    y = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    if bias is not None:
+        y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+    x_at = x + start * x_row + channel[None, :] * x_channel
+    past_at = past + slot * past_slot + channel[None, :] * past_channel
+    for tap in tl.static_range(TAPS):
+        when = time - (TAPS - 1) + tap
+        now = alive & (when >= 0)[:, None]
+        value = tl.load(x_at + when[:, None] * x_row, mask=now, other=0.0).to(tl.float32)
+        if number == 0:
+            before = (when < 0)[:, None] & alive & goes_on
+            place = (when + TAPS - 1)[:, None]
+            value += tl.load(past_at + place * past_time, mask=before, other=0.0).to(tl.float32)
+        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=inside, other=0.0).to(tl.float32)
+        y += factor[None, :] * value
+    tl.store(y_at, _activated(y, SILU).to(output.dtype.element_ty), mask=alive)
+
+    if number == 0:
+        spot = tl.arange(0, PLACES)[:, None]
+        kept = (spot < TAPS - 1) & inside[None, :]
+        moment = length - (TAPS - 1) + spot
+        ending = tl.load(x_at + moment * x_row, mask=kept & (moment >= 0), other=0.0).to(tl.float32)
+        older = kept & (moment < 0) & goes_on
+        ending += tl.load(past_at + (spot + length) * past_time, mask=older, other=0.0).to(tl.float32)
+        # `last` may be `past`: every thread has read before any of them writes.
+        tl.debug_barrier()
+        last_at = last + slot * last_slot + channel[None, :] * last_channel + spot * last_time
+        tl.store(last_at, ending.to(last.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def load_window(
+    x_at, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
+    weight_channel, weight_tap, bias_channel, TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """One decode step of a block of channels: its output, and [channels, PLACES] of state and newest input.
+
+    `x_at` and `state_at` point to the row's inputs and to its slot.
+    """
+    place = tl.arange(0, PLACES)[None, :]
+    held = inside[:, None] & (place < TAPS - 1)
+    window = tl.load(
+        state_at + channel[:, None] * state_channel + place * state_time, mask=held, other=0.0
+    ).to(tl.float32)  # fmt: skip
+    newest = tl.load(x_at + channel * x_channel, mask=inside, other=0.0).to(tl.float32)
+    window = tl.where(place == TAPS - 1, newest[:, None], window)
+    factor = tl.load(
+        weight + channel[:, None] * weight_channel + place * weight_tap,
+        mask=inside[:, None] & (place < TAPS), other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    y = tl.sum(window * factor, axis=1)
+    if bias is not None:
+        y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
+    return _activated(y, SILU), window
+
+
+@triton.jit
+def store_window(
+    window, state_at, channel, inside, state_channel, state_time, TAPS: tl.constexpr, PLACES: tl.constexpr
+):  # fmt: skip
+    """Shift a window into its state. Whoever reads the same state needs a barrier before this."""
+    place = tl.arange(0, PLACES)[None, :]
+    tl.store(
+        state_at + channel[:, None] * state_channel + (place - 1) * state_time,
+        window.to(state_at.dtype.element_ty), mask=inside[:, None] & (place > 0) & (place < TAPS),
+    )  # fmt: skip
+
+
+@triton.jit
+def _update_kernel(
+    x, weight, bias, output, state, slots, channels, null_slot,
+    x_row, x_channel, weight_channel, weight_tap, bias_channel, state_slot, state_channel, state_time, slots_stride,
+    TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
+    inside = channel < channels
+    slot = tl.load(slots + row * slots_stride).to(tl.int64)
+    y_at = output + row * channels + channel
+    if (slot < 0) | (slot == null_slot):
+        tl.store(y_at, tl.zeros([BLOCK_D], tl.float32).to(output.dtype.element_ty), mask=inside)
+        return
+    state_at = state + slot * state_slot
+    y, window = load_window(
+        x + row * x_row, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
+        weight_channel, weight_tap, bias_channel, TAPS, PLACES, SILU,
+    )  # fmt: skip
+    tl.store(y_at, y.to(output.dtype.element_ty), mask=inside)
+    tl.debug_barrier()
+    store_window(window, state_at, channel, inside, state_channel, state_time, TAPS, PLACES)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+def _verify_kernel(
+    x, weight, bias, output, state, slots, cu_seqlens, num_accepted, num_rows, num_seqs, channels, null_slot,
+    x_row, x_channel, weight_channel, weight_tap, bias_channel, state_slot, state_channel, state_time,
+    slots_stride, cu_stride, accepted_stride,
+    TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0).to(tl.int64)
+    channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
+    inside = channel < channels
+    zero = tl.zeros([BLOCK_D], tl.float32).to(output.dtype.element_ty)
+    start = tl.load(cu_seqlens + sequence * cu_stride).to(tl.int64)
+    if sequence == num_seqs:
+        for row in range(0, tl.load(cu_seqlens).to(tl.int64)):
+            tl.store(output + row * channels + channel, zero, mask=inside)
+        for row in range(start, num_rows):
+            tl.store(output + row * channels + channel, zero, mask=inside)
+        return
+    end = tl.load(cu_seqlens + (sequence + 1) * cu_stride).to(tl.int64)
+    slot = tl.load(slots + sequence * slots_stride).to(tl.int64)
+    if (slot < 0) | (slot == null_slot):
+        for row in range(start, end):
+            tl.store(output + row * channels + channel, zero, mask=inside)
+        return
+    length = end - start
+    if length <= 0:
+        return
+    state_at = state + slot * state_slot + channel[:, None] * state_channel
+    accepted = tl.load(num_accepted + sequence * accepted_stride).to(tl.int64)
+    place = tl.arange(0, PLACES)[None, :]
+    tap = inside[:, None] & (place < TAPS)
+    factor = tl.load(
+        weight + channel[:, None] * weight_channel + place * weight_tap, mask=tap, other=0.0
+    ).to(tl.float32)  # fmt: skip
+    x_at = x + start * x_row + channel[:, None] * x_channel
+    # The last W - 2 inputs before the draft, for the new state; place 0 leaves the window.
+    kept = inside[:, None] & (place > 0) & (place < TAPS - 1)
+    past = tl.load(state_at + (accepted - 1 + place) * state_time, mask=kept, other=0.0)
+    for time in range(0, length):
+        when = time - (TAPS - 1) + place
+        value = tl.load(x_at + when * x_row, mask=tap & (when >= 0), other=0.0).to(tl.float32)
+        value += tl.load(
+            state_at + (accepted - 1 + time + place) * state_time, mask=tap & (when < 0), other=0.0
+        ).to(tl.float32)  # fmt: skip
+        y = tl.sum(value * factor, axis=1)
+        if bias is not None:
+            y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
+        at = output + (start + time) * channels + channel
+        tl.store(at, _activated(y, SILU).to(output.dtype.element_ty), mask=inside)
+    tl.debug_barrier()
+    tl.store(state_at + (place - 1) * state_time, past, mask=kept)
+    for time in range(0, length):
+        value = tl.load(x_at + time * x_row, mask=inside[:, None], other=0.0).to(state.dtype.element_ty)
+        tl.store(state_at + (TAPS - 2 + time) * state_time, value, mask=inside[:, None])
