@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._shared import check_shapes, default_scale
-
 CHUNK_SIZE = 64
 
 # exp() of anything below -104 is exactly 0 in float32, so this bound changes no result; it keeps -inf out
 # of b_t - b_s.
 _LOG_ZERO = -200.0
+
+__all__ = ["chunk_gated_delta_rule", "chunk_gated_delta_rule_segment"]
 
 
 def chunk_gated_delta_rule(
@@ -32,46 +32,25 @@ def chunk_gated_delta_rule(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    *,
     cu_seqlens: Tensor,
-    initial_state: Tensor | None = None,
-    scale: float | None = None,
-    chunk_size: int = CHUNK_SIZE,
+    initial_state: Tensor | None,
+    scale: float,
+    chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Run the rule over ragged sequences.
-
-    Args:
-        q, k, v, g, beta: as in the package's schema; rows outside every sequence are ignored.
-        cu_seqlens: [N + 1] integers, non-decreasing: sequence i owns the rows from cu_seqlens[i] up to, not
-            including, cu_seqlens[i + 1]. It is read on the host.
-        initial_state: [N, HV, V, K] or None (zeros). Not modified.
-        scale: factor of the output; None means K ** -0.5.
-        chunk_size: tokens per chunk; changes rounding, not the result.
-
-    Returns:
-        output [T, HV, V] in v's dtype (rows outside every sequence are 0), and
-        the final states [N, HV, V, K] in float32; those of empty sequences are their initial states.
-
-    Raises:
-        ValueError: shapes that contradict the schema.
-    """
-    heads_per_key = check_shapes(q, k, v, g, beta)
-    num_seqs = cu_seqlens.numel() - 1
-    state_shape = (num_seqs, v.shape[1], v.shape[2], k.shape[2])
-    if initial_state is not None and tuple(initial_state.shape) != state_shape:
-        raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected {state_shape}")
+    """See `chunk.chunk_gated_delta_rule`."""
+    heads_per_key = v.shape[1] // k.shape[1]
+    state_shape = (cu_seqlens.numel() - 1, v.shape[1], v.shape[2], k.shape[2])
     if initial_state is None:
         state = torch.zeros(state_shape, dtype=torch.float32, device=v.device)
     else:
-        state = initial_state.to(torch.float32, copy=True)
+        state = initial_state.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     output = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     plan = _plan_chunks(cu_seqlens, chunk_size, v.device)
     if plan is None:
         return output, state
 
-    factor = default_scale(k) if scale is None else scale
     chunks = _solve_chunks(
-        _into_chunks(q, plan).repeat_interleave(heads_per_key, dim=1) * factor,
+        _into_chunks(q, plan).repeat_interleave(heads_per_key, dim=1) * scale,
         _into_chunks(k, plan).repeat_interleave(heads_per_key, dim=1),
         _into_chunks(v, plan),
         _into_chunks(g[..., None], plan)[..., 0],
@@ -79,6 +58,19 @@ def chunk_gated_delta_rule(
     )
     output[plan.token[plan.valid]] = _scan(chunks, plan, state)[plan.valid].to(v.dtype)
     return output, state
+
+
+def chunk_gated_delta_rule_segment(
+    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `chunk.chunk_gated_delta_rule_segment`: the map is the state's own way without writes, from each row of
+    the identity."""
+    size = k.shape[2]
+    _, ends = chunk_gated_delta_rule(k, k, v, g, beta, cu_seqlens, None, 1.0, CHUNK_SIZE)
+    nothing = torch.zeros(*v.shape[:2], size, device=v.device)
+    identity = torch.eye(size, device=v.device).expand(len(ends), v.shape[1], size, size)
+    _, maps = chunk_gated_delta_rule(k, k, nothing, g, beta, cu_seqlens, identity, 1.0, CHUNK_SIZE)
+    return ends, maps
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,116 @@
-"""`gdn_prefill` in Triton."""
+"""`gdn_prefill` in Triton: convolution and norms, then every chunk by itself, then the scan over the state pool."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import torch
+import triton
+from torch import Tensor
+
+from atom_patches.kernels.gated_delta_rule._chunk_triton import (
+    DTYPES,
+    bound_chunks,
+    padded,
+    prepare,
+    scan,
+    supports_heads,
+)
+from atom_patches.kernels.registry import Verdict, dtype_name, no
+
+from ._prefill_kernels import convolve_kernel
+
+__all__ = ["gdn_prefill", "supports_gdn_prefill"]
+
+ROWS = 32
+
+
+def supports_gdn_prefill(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    ssm_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+) -> Verdict:
+    if mixed_qkv.dtype not in DTYPES:
+        return no(f"{dtype_name(mixed_qkv.dtype)} projections; float16, bfloat16 and float32 only")
+    return supports_heads(ssm_state.shape[3], ssm_state.shape[2])
+
+
+def gdn_prefill(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    ssm_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+) -> Tensor:
+    total, heads, value_size = mixed_qkv.shape[0], ssm_state.shape[1], ssm_state.shape[2]
+    out = torch.empty(total, heads, value_size, dtype=mixed_qkv.dtype, device=mixed_qkv.device)
+    if total == 0 or slots.shape[0] == 0:
+        return out.zero_()
+    q, k, v = convolve(
+        mixed_qkv, conv_weight, conv_bias, conv_state, ssm_state, slots, has_initial_state, cu_seqlens, eps, activation,
+        null_slot,
+    )  # fmt: skip
+    chunks = prepare(q, k, a, b, cu_seqlens, out=out, gates=(A_log, dt_bias))
+    scan(
+        q, k, v, chunks, cu_seqlens, out=out, initial=None if has_initial_state is None else ssm_state, final=ssm_state,
+        slots=slots, resumed=has_initial_state, null_slot=null_slot, scale=scale,
+    )  # fmt: skip
+    return out
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    ssm_state: Tensor,
+    slots: Tensor,
+    resumed: Tensor | None,
+    cu_seqlens: Tensor,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+    *,
+    rows: int = ROWS,
+    warps: int = 4,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch `convolve_kernel`: normalised q and k [T, HK, K], and v [T, HV, V], as views of head-major memory. Rows
+    of padding sequences, and rows that no sequence owns, are not written."""
+    heads, value_size, key_size = ssm_state.shape[1:]
+    total, channels = x.shape
+    num_seqs, taps = slots.shape[0], weight.shape[1]
+    key_heads = (channels - heads * value_size) // (2 * key_size)
+    unit = torch.empty(2 * key_heads, total, key_size, dtype=x.dtype, device=x.device)
+    values = torch.empty(heads, total, value_size, dtype=x.dtype, device=x.device)
+    convolve_kernel[(2 * key_heads + heads, total // rows + num_seqs)](
+        x, weight, weight if bias is None else bias, state, slots, slots if resumed is None else resumed, cu_seqlens,
+        unit, values, num_seqs, total, eps, -1 if null_slot is None else null_slot,
+        *x.stride(), *weight.stride(), *state.stride(),
+        QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
+        BC=max(padded(key_size), padded(value_size)), HAS_BIAS=bias is not None, SILU=activation is not None,
+        WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, num_warps=warps,
+    )  # fmt: skip
+    unit, values = unit.transpose(0, 1), values.transpose(0, 1)
+    return unit[:, :key_heads], unit[:, key_heads:], values

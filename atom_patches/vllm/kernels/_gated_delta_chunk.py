@@ -1,5 +1,96 @@
-"""vLLM's own chunked gated delta rule."""
+"""vLLM's own chunked gated delta rule: the Triton kernels of its flash-linear-attention package."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from vllm.model_executor.layers.fla.ops.chunk import chunk_gated_delta_rule as fla_chunk_gated_delta_rule
+from vllm.model_executor.layers.fla.ops.utils import FLA_CHUNK_SIZE
+
+from atom_patches.kernels.registry import YES, Verdict, no
+
+__all__ = ["chunk_gated_delta_rule", "supports_chunk_gated_delta_rule"]
+
+
+def supports_chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None,
+    scale: float,
+    chunk_size: int,
+) -> Verdict:
+    return supports_rule(v.shape[0], k.shape[2], q, k, v)
+
+
+def supports_rule(rows: int, key_size: int, *tensors: Tensor) -> Verdict:
+    """Whether vLLM's kernels serve q, k and v of these dtypes."""
+    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in (torch.bfloat16, torch.float16):
+        return no("vLLM's kernels take q, k and v of one dtype, bfloat16 or float16")
+    if key_size > 256:
+        return no(f"vLLM's kernels keep at most 256 keys, not {key_size}")
+    if rows == 0:
+        return no("vLLM's kernels are not launched without rows")
+    return YES
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None,
+    scale: float,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    plan = plan_chunks(cu_seqlens)
+    output, final = fla_chunk_gated_delta_rule(
+        q=q[None],
+        k=k[None],
+        v=v[None],
+        g=g[None],
+        beta=beta[None],
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=True,
+        cu_seqlens=cu_seqlens,
+        chunk_indices=plan.indices,
+        chunk_offsets=plan.offsets,
+    )
+    return output[0], final
+
+
+class Plan(NamedTuple):
+    """vLLM's table of chunks: [M, 2] sequence and number in the sequence, and [N + 1] chunks before each sequence."""
+
+    indices: Tensor
+    offsets: Tensor
+
+
+_planned: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def plan_chunks(cu_seqlens: Tensor) -> Plan:
+    """The table that vLLM makes once a step, on the host, for all layers; kept as long as cu_seqlens lives unchanged."""
+    version = None if cu_seqlens.is_inference() else cu_seqlens._version
+    kept = _planned.get(cu_seqlens)
+    if kept is not None and version is not None and kept[0] == version:
+        return kept[1]
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("vLLM counts the chunks before the layers run, outside CUDA graphs")
+    counts = (cu_seqlens.cpu().diff() + FLA_CHUNK_SIZE - 1) // FLA_CHUNK_SIZE
+    offsets = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
+    sequence = torch.repeat_interleave(torch.arange(counts.numel()), counts)
+    number = torch.arange(sequence.numel()) - offsets[sequence]
+    indices = torch.stack([sequence, number], dim=1)
+    plan = Plan(indices.to(cu_seqlens), offsets.to(cu_seqlens.device))
+    _planned[cu_seqlens] = (version, plan)
+    return plan
