@@ -80,7 +80,7 @@ def results_of(operation: Operation, function: Callable[..., Any], arguments: tu
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
+    return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 def _tensors(value: Any) -> list[Tensor]:
