@@ -1,5 +1,5 @@
-"""Triton's interpreter cuts bfloat16 off instead of rounding, and loses the carry where FP8 rounds up to a power of two;
-this lets torch convert, as a GPU would."""
+"""Triton's interpreter cuts bfloat16 off instead of rounding, and loses the carry where FP8 rounds up to a power of
+two; this lets torch convert, as a GPU would."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def _torch(data: Any, dtype: Any) -> torch.Tensor:
 
 def _numpy(values: torch.Tensor) -> Any:
     """The bits, as unsigned integers."""
-    return values.view({1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[values.element_size()]).numpy()
+    return values.view(
+        {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[values.element_size()]
+    ).numpy()
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
-    return CONVERTED.get(dtype) or {tl.float16: torch.float16, tl.float32: torch.float32, tl.float64: torch.float64}[dtype]
+    return (
+        CONVERTED.get(dtype) or {tl.float16: torch.float16, tl.float32: torch.float32, tl.float64: torch.float64}[dtype]
+    )

@@ -12,12 +12,19 @@ from . import RMS_NORM
 HIDDEN = 2048
 
 
-def _case(rows: int) -> Case:
+def _case(rows: int, gemma: bool) -> Case:
     def inputs(device: torch.device) -> tuple[Tensor, Tensor, float, bool]:
+        torch.manual_seed(0)
         x = torch.randn(rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        return x, torch.randn(HIDDEN, dtype=torch.bfloat16, device=device), 1e-6, False
+        return x, torch.randn(HIDDEN, dtype=torch.bfloat16, device=device), 1e-6, gemma
 
-    return Case(RMS_NORM, f"{rows} x {HIDDEN} bf16", inputs, bytes=4 * rows * HIDDEN + 2 * HIDDEN, flops=4 * rows * HIDDEN)
+    return Case(
+        RMS_NORM,
+        f"{rows} x {HIDDEN} bf16{' gemma' if gemma else ''}",
+        inputs,
+        bytes=4 * rows * HIDDEN + 2 * HIDDEN,
+        flops=4 * rows * HIDDEN,
+    )
 
 
-CASES = tuple(_case(rows) for rows in (1, 16, 64, 4096, 16384))
+CASES = tuple(_case(rows, False) for rows in (1, 16, 64, 4096, 16384)) + (_case(16, True), _case(16384, True))

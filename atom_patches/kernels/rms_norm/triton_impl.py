@@ -1,5 +1,6 @@
-"""Root-mean-square normalisation in Triton: one program a row, the row in registers."""
+"""Root-mean-square normalisation in Triton: rows in registers, read once."""
 
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import torch
@@ -8,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.rows import programs, row_offsets, rows_of, tile
 
 LARGEST_ROW = 16384
 
@@ -20,26 +22,30 @@ def supports_rms_norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Ver
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    size = x.shape[-1]
-    rows = x.reshape(-1, size)
     if y.numel() == 0:
         return y
-    block = triton.next_power_of_2(size)
-    _rms_norm[(rows.shape[0],)](
-        rows, weight, y, size, rows.stride(0), rows.stride(1), weight.stride(0), eps,
-        GEMMA=gemma, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+    (x,), count, inner, (strides,) = rows_of(x)
+    size = x.shape[-1]
+    rows, columns, warps = tile(count, size, x.element_size())
+    _rms_norm[(programs(count, rows),)](
+        x, weight, y, count, *strides, weight.stride(0), eps,
+        SIZE=size, INNER=inner, GEMMA=gemma, ROWS=rows, COLUMNS=columns, num_warps=warps,
     )  # fmt: skip
     return y
 
 
 @triton.jit
-def _rms_norm(x, weight, y, size, row_stride, column_stride, weight_stride, eps, GEMMA: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < size
-    values = tl.load(x + row * row_stride + column * column_stride, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.load(weight + column * weight_stride, mask=inside, other=0.0).to(tl.float32)
+def _rms_norm(
+    x, weight, y, count, outer_stride, inner_stride, column_stride, weight_stride, eps,
+    SIZE: tl.constexpr, INNER: tl.constexpr, GEMMA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < count) & (column < SIZE)
+    place = row_offsets(row, outer_stride, inner_stride, INNER) + column * column_stride
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column * weight_stride, mask=column < SIZE, other=0.0).to(tl.float32)
     if GEMMA:
         factor += 1.0
-    scale = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
-    tl.store(y + row * size + column, (values * scale * factor).to(y.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / SIZE + eps)
+    tl.store(y + row.to(tl.int64) * SIZE + column, (values * scale * factor).to(y.dtype.element_ty), mask=inside)
