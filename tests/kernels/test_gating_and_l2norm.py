@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import harness
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,18 @@ from hypothesis import strategies as st
 
 from atom_patches.kernels import gdn_gating as gating_op
 from atom_patches.kernels import l2norm as l2norm_op
+from atom_patches.kernels import registry
+from atom_patches.kernels.gdn_gating import GDN_GATING
+from atom_patches.kernels.l2norm import L2NORM
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+L2NORM_PROVIDERS, GATING_PROVIDERS = harness.providers(L2NORM), harness.providers(GDN_GATING)
+OURS = ("torch", "triton")
+
+
+def served(operation: registry.Operation, provider: str, arguments: tuple[object, ...]) -> bool:
+    """Ours serve everything; another may refuse."""
+    return provider in OURS or registry.supports(operation, provider, arguments).ok
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,3 +74,61 @@ def test_l2norm(shape: list[int], width: int, size: float, dtype: torch.dtype, s
 
 def test_a_row_of_zeros_stays_zeros() -> None:
     assert not l2norm_op.l2norm(torch.zeros(2, 3)).any()
+
+
+@pytest.mark.parametrize("provider", L2NORM_PROVIDERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@harness.examples(6)
+@given(shape=st.lists(st.integers(0, 4), max_size=3), width=st.integers(1, 300), step=st.integers(1, 2))
+def test_l2norm_by_every_provider(provider: str, dtype: str, shape: list[int], width: int, step: int) -> None:
+    gen = torch.Generator().manual_seed(width)
+    x = torch.randn(*shape, step * width, generator=gen).to(harness.DEVICE, DTYPES[dtype])[..., ::step]
+    if served(L2NORM, provider, (x, 1e-6)):
+        harness.check(L2NORM, provider, (x, 1e-6), tolerance=l2norm_op.TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("provider", L2NORM_PROVIDERS)
+@pytest.mark.parametrize("tokens", [3, 130])
+def test_l2norm_of_heads_inside_a_projection(provider: str, tokens: int) -> None:
+    x = torch.randn(tokens, 96, device=harness.DEVICE)[:, 8:72].unflatten(1, (4, 16))
+    if served(L2NORM, provider, (x, 1e-6)):
+        harness.check(L2NORM, provider, (x, 1e-6), tolerance=l2norm_op.TOLERANCE["float32"])
+
+
+def test_l2norm_as_torch_sees_it() -> None:
+    harness.opcheck(L2NORM, (torch.randn(3, 4, 6, device=harness.DEVICE).mT, 1e-6))
+
+
+@pytest.mark.parametrize("provider", GATING_PROVIDERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@harness.examples(6)
+@given(tokens=st.integers(0, 70), heads=st.integers(1, 40), size=st.sampled_from([1.0, 30.0, 300.0]))
+def test_gating_by_every_provider(provider: str, dtype: str, tokens: int, heads: int, size: float) -> None:
+    gen = torch.Generator().manual_seed(heads)
+    a = (size * torch.randn(tokens, 2 * heads, generator=gen)).to(harness.DEVICE, DTYPES[dtype])[:, ::2]
+    b = torch.randn(heads, tokens, generator=gen).to(harness.DEVICE, DTYPES[dtype]).T
+    weights = torch.randn(2, heads, 2, generator=gen).to(harness.DEVICE)
+    arguments = (a, b, weights[0, :, 0], weights[1, :, 1].to(DTYPES[dtype]))
+    if served(GDN_GATING, provider, arguments):
+        harness.check(GDN_GATING, provider, arguments, tolerance=gating_op.TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", GATING_PROVIDERS)
+def test_gating_of_dense_float32(provider: str) -> None:
+    a, b = torch.randn(2, 5, 8, device=harness.DEVICE)
+    log, bias = torch.randn(2, 8, device=harness.DEVICE)
+    harness.check(GDN_GATING, provider, (a, b, log, bias), tolerance=gating_op.TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", [name for name in GATING_PROVIDERS if name in OURS])
+def test_a_weak_decay_keeps_its_digits(provider: str) -> None:
+    a = torch.tensor([[-12.0, -20.0, -60.0]], device=harness.DEVICE)
+    zeros = torch.zeros(3, device=harness.DEVICE)
+    g, _ = registry.implementation(GDN_GATING, provider)(a, a, zeros, zeros)
+    torch.testing.assert_close(g, -a.exp(), rtol=1e-4, atol=0)
+
+
+def test_gating_as_torch_sees_it() -> None:
+    a, b = torch.randn(2, 8, 5, device=harness.DEVICE).mT
+    log, bias = torch.randn(2, 8, device=harness.DEVICE)
+    harness.opcheck(GDN_GATING, (a, b, log, bias))
