@@ -1,0 +1,145 @@
+"""Merging partial attention in Triton: two parts by blocks of rows, many parts with a program a row and head."""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atom_patches.kernels.registry import YES, Verdict, no
+
+LARGEST_HEAD = 1024
+MOST_PARTS = 1024
+
+
+def supports_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Verdict:
+    return _fits(out_a.shape[2])
+
+
+def supports_merge_attention_parts(outs: Tensor, lses: Tensor) -> Verdict:
+    if outs.shape[0] > MOST_PARTS:
+        return no(f"{outs.shape[0]} parts; at most {MOST_PARTS}")
+    return _fits(outs.shape[3])
+
+
+def _fits(head_size: int) -> Verdict:
+    return YES if head_size <= LARGEST_HEAD else no(f"a head of {head_size} values; at most {LARGEST_HEAD}")
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    rows, heads, size = out_a.shape
+    out, lse = _room(out_a)
+    if out.numel() == 0:
+        return out, lse.fill_(-torch.inf)
+    block = triton.next_power_of_2(size)
+    pairs = max(1, 2048 // block)
+    _merge_two[(triton.cdiv(rows * heads, pairs),)](
+        out, lse, out_a, lse_a, out_b, lse_b, rows * heads,
+        *lse.stride(), *out_a.stride(), *lse_a.stride(), *out_b.stride(), *lse_b.stride(),
+        HEADS=heads, SIZE=size, BLOCK=block, PAIRS=pairs, num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+def merge_attention_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = _room(outs[0])
+    merge_into(out, lse, outs, lses)
+    return out, lse
+
+
+def merge_into(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+    """Merge outs [P, T, H, D] and lses [P, T, H] into out [T, H, D], whose dtype may be another, and lse [T, H].
+
+    Where a part's lse is -inf or +inf its output is not read at all.
+    """
+    parts, rows, heads, size = outs.shape
+    if out.numel() == 0:
+        lse.fill_(-torch.inf)
+        return
+    block = triton.next_power_of_2(size)
+    lanes = triton.next_power_of_2(parts)
+    chunk = min(lanes, max(1, 4096 // block))
+    _merge_parts[(rows, heads)](
+        out, lse, outs, lses, parts, *out.stride(), *lse.stride(), *outs.stride(), *lses.stride(),
+        SIZE=size, BLOCK=block, LANES=lanes, CHUNK=chunk, num_warps=4 if chunk * block >= 1024 else 1,
+    )  # fmt: skip
+
+
+def _room(out: Tensor) -> tuple[Tensor, Tensor]:
+    rows, heads, _ = out.shape
+    return out.new_empty(out.shape), torch.empty(heads, rows, dtype=torch.float32, device=out.device).mT
+
+
+@triton.jit
+def _merge_two(
+    out, lse, out_a, lse_a, out_b, lse_b, pairs,
+    lse_row, lse_head, a_row, a_head, a_dim, la_row, la_head, b_row, b_head, b_dim, lb_row, lb_head,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    real = pair < pairs
+    row = pair // HEADS
+    head = pair % HEADS
+    a = _empty_as_minus_inf(tl.load(lse_a + row * la_row + head * la_head, mask=real, other=float("-inf")))
+    b = _empty_as_minus_inf(tl.load(lse_b + row * lb_row + head * lb_head, mask=real, other=float("-inf")))
+    peak = tl.maximum(a, b)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    weight_a = tl.exp(a - base)
+    weight_b = tl.exp(b - base)
+    total = tl.where(peak == float("-inf"), 1.0, weight_a + weight_b)
+    inverse = 1.0 / total
+    tl.store(lse + row * lse_row + head * lse_head, peak + tl.log(total), mask=real)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    read_a = (weight_a > 0.0)[:, None] & inside[None, :]
+    read_b = (weight_b > 0.0)[:, None] & inside[None, :]
+    from_a = out_a + (row * a_row + head * a_head)[:, None] + column[None, :] * a_dim
+    from_b = out_b + (row * b_row + head * b_head)[:, None] + column[None, :] * b_dim
+    merged = tl.load(from_a, mask=read_a, other=0.0).to(tl.float32) * (weight_a * inverse)[:, None]
+    merged += tl.load(from_b, mask=read_b, other=0.0).to(tl.float32) * (weight_b * inverse)[:, None]
+    to = out + pair[:, None] * SIZE + column[None, :]
+    tl.store(to, merged.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+
+
+@triton.jit
+def _merge_parts(
+    out, lse, outs, lses, parts,
+    out_row, out_head, out_dim, lse_row, lse_head, part_stride, row_stride, head_stride, dim_stride,
+    lse_part_stride, lse_row_stride, lse_head_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    lses += row * lse_row_stride + head * lse_head_stride
+    outs += row * row_stride + head * head_stride
+    lane = tl.arange(0, LANES)
+    values = _part_lses(lses, lane, parts, lse_part_stride)
+    peak = tl.max(values, axis=0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.where(peak == float("-inf"), 1.0, tl.sum(tl.exp(values - base), axis=0))
+    inverse = 1.0 / total
+    last = tl.max(tl.where(values == float("-inf"), -1, lane), axis=0)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    merged = tl.zeros([BLOCK], dtype=tl.float32)
+    for first in range(0, last + 1, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        weight = tl.exp(_part_lses(lses, part, parts, lse_part_stride) - base) * inverse
+        at = outs + part.to(tl.int64)[:, None] * part_stride + column[None, :] * dim_stride
+        tile = tl.load(at, mask=(weight > 0.0)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        merged += tl.sum(tile * weight[:, None], axis=0)
+    to = out + row * out_row + head * out_head + column * out_dim
+    tl.store(to, merged.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + row * lse_row + head * lse_head, peak + tl.log(total))
+
+
+@triton.jit
+def _part_lses(lses, part, parts, stride):
+    return _empty_as_minus_inf(tl.load(lses + part.to(tl.int64) * stride, mask=part < parts, other=float("-inf")))
+
+
+@triton.jit
+def _empty_as_minus_inf(lse):
+    return tl.where(lse == float("inf"), float("-inf"), lse)
