@@ -154,12 +154,25 @@ def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> str | None:
 
 
 def _sets(case: Case, arguments: tuple[Any, ...], device: torch.device) -> list[tuple[Any, ...]]:
-    """The arguments, and as many clones as it takes for the cache to forget the first by the time of the last."""
+    """The arguments, and as many clones as it takes for the cache to forget the first by the time of the last.
+
+    What says where things lie is shared by all: an engine, too, makes it once a step, for every layer, and a provider
+    may keep what it derives from it.
+    """
     if device.type != "cuda":
         return [arguments]
     wanted = int(3 * _cache(device) / max(case.bytes, 1)) + 1
     count = max(1, min(wanted, MOST_SETS, int(SETS_MEMORY / max(memory(arguments), 1))))
-    return [arguments, *(contract.clones(arguments) for _ in range(count - 1))]
+    shared = [_is_index(argument) and i not in case.operation.mutated for i, argument in enumerate(arguments)]
+    sets = [arguments]
+    for _ in range(count - 1):
+        own = contract.clones(tuple(None if kept else arg for arg, kept in zip(arguments, shared, strict=True)))
+        sets.append(tuple(arg if kept else new for arg, new, kept in zip(arguments, own, shared, strict=True)))
+    return sets
+
+
+def _is_index(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and not argument.dtype.is_floating_point and argument.nbytes < 2**20
 
 
 def memory(arguments: tuple[Any, ...]) -> int:

@@ -22,7 +22,7 @@ Call = Callable[..., Any]
 SHORTEST = 300e-6
 """Seconds of work in a graph: many times what starting it costs."""
 
-ROUNDS = range(7, 50)
+ROUNDS = range(7, 51)
 """Fewest and most replays that a median is taken of."""
 
 SLEEP = 1_000_000
@@ -53,10 +53,12 @@ def measure(calls: Mapping[str, Call], sets: Sequence[tuple[Any, ...]], budget: 
                 ready[name] = _prepare(call, sets, budget / len(calls))
         except torch.cuda.OutOfMemoryError:
             found[name] = "out of memory"
+        except Exception as error:  # whatever a provider raises is a finding about it
+            found[name] = f"{type(error).__name__}: {_first_line(error)}"
     if not ready:
         return found
     round_seconds = sum(_seconds(replay.start) for replay in ready.values())
-    rounds = max(ROUNDS.start, min(ROUNDS.stop, int(budget / max(round_seconds, 1e-6))))
+    rounds = max(ROUNDS.start, min(ROUNDS.stop - 1, int(budget / max(round_seconds, 1e-6))))
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(rounds):
         for name, replay in ready.items():
@@ -83,6 +85,7 @@ def _prepare(call: Call, sets: Sequence[tuple[Any, ...]], budget: float) -> _Rep
         return _Replay(functools.partial(_call_all, call, order), count, f"no CUDA graph: {waits}")
     graph = torch.cuda.CUDAGraph()
     try:
+        _call_all(call, order[: len(sets)])  # what a provider derives from an argument once exists before the capture
         with torch.cuda.graph(graph):
             _call_all(call, order)
     except torch.cuda.OutOfMemoryError:
@@ -119,7 +122,7 @@ def _clocked(call: Call, sets: Sequence[tuple[Any, ...]], budget: float) -> Timi
     call(*sets[0])
     times: list[float] = []
     end = time.perf_counter() + budget
-    while len(times) < ROUNDS.stop and (len(times) < 3 or time.perf_counter() < end):
+    while len(times) < ROUNDS.stop - 1 and (len(times) < 3 or time.perf_counter() < end):
         start = time.perf_counter()
         call(*sets[len(times) % len(sets)])
         times.append(time.perf_counter() - start)
