@@ -1,0 +1,17 @@
+"""What a process of SGLang's has set up before a kernel runs, for a process that only measures."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from sglang.srt.runtime_context import get_context
+from sglang.srt.server_args import ServerArgs
+
+
+def configure() -> None:
+    """Publish default server arguments, unless a server has published its own."""
+    context = get_context()
+    try:
+        context.config_bag("exec")
+    except ValueError:  # nothing was published
+        context.set_server_args(ServerArgs(model_path="dummy"))
