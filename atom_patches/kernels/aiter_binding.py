@@ -23,25 +23,33 @@ import torch
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
-# What is asked instead of torch and the device, where a test stands in for ROCm.
-_stand_in = False
+# The architecture that a test's stand-in is taken for; None without one.
+_stand_in: str | None = None
 
 
-def stand_in(installed: bool) -> None:
-    """Tell the bindings that a stand-in for AITER was put into this process, or taken out of it; for tests."""
+def stand_in(architecture: str | None) -> None:
+    """Tell the bindings that a stand-in for AITER was put into this process, or (None) taken out of it; for tests."""
     global _stand_in
-    _stand_in = installed
+    _stand_in = architecture
     _check.cache_clear()
     _load.cache_clear()
 
 
 def available(device_type: str) -> Verdict:
     """Whether tensors on `device_type` can be handed to AITER; AITER is not imported."""
-    if not _stand_in and (device_type != "cuda" or torch.version.hip is None):
+    if _stand_in is None and (device_type != "cuda" or torch.version.hip is None):
         return no("AITER runs on ROCm only")
     if importlib.util.find_spec("aiter") is None:
         return no("the package aiter is not installed")
     return YES
+
+
+def ocp_e4m3(device: torch.device) -> Verdict:
+    """Whether the FP8 of AITER's kernels on this GPU is OCP E4M3: gfx942 has E4M3 FNUZ, of half the range."""
+    found = _stand_in or torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+    if found.startswith(("gfx95", "gfx12")):
+        return YES
+    return no(f"AITER's FP8 on {found} is not OCP E4M3")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def paged_attention(
         softmax_scale=scale,
         logits_soft_cap=soft_cap,
         causal=causal,
-        window_size=(-1 if window is None else window - 1, 0 if causal else -1),
+        window_size=(-1, -1) if window is None else (window - 1, 0),
         return_lse=True,
         block_table=table,
         seqlen_k=lengths,

@@ -44,14 +44,14 @@ def recorded(lane: str) -> dict[str, inspect.Signature]:
 
 
 @contextlib.contextmanager
-def installed(lane: str = NEWEST) -> Iterator[None]:
+def installed(lane: str = NEWEST, architecture: str = "gfx950") -> Iterator[None]:
     """For the duration, `import aiter` finds the stand-in, and the bindings take this process for one on ROCm."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         raise RuntimeError("a stand-in for aiter is installed already")
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_aiter(name)}
     finder = _Finder(recorded(lane))
     sys.meta_path.insert(0, finder)
-    _forget(True)
+    _forget(architecture)
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def installed(lane: str = NEWEST) -> Iterator[None]:
         for name in [name for name in sys.modules if _is_aiter(name)]:
             del sys.modules[name]
         sys.modules.update(hidden)
-        _forget(False)
+        _forget(None)
 
 
 @contextlib.contextmanager
@@ -72,8 +72,8 @@ def observed(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def _forget(present: bool) -> None:
-    aiter_binding.stand_in(present)
+def _forget(architecture: str | None) -> None:
+    aiter_binding.stand_in(architecture)
     registry._available.cache_clear()
 
 
@@ -133,4 +133,10 @@ def _function(target: str, signature: inspect.Signature) -> Callable[..., Any]:
     return function
 
 
-from . import contracts_conv, contracts_norm, contracts_rope  # noqa: E402, F401
+from . import (  # noqa: E402, F401
+    contracts_attention,
+    contracts_conv,
+    contracts_indexer,
+    contracts_norm,
+    contracts_rope,
+)

@@ -103,4 +103,105 @@ def _rope() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*_norms(), *_convolutions(), *_rope()]
+def _attention() -> list[Case]:
+    from atom_patches.kernels.paged_attention import PAGED_ATTENTION
+
+    def call(page: int, causal: bool, window: int | None, cap: float, rows: int = 9) -> tuple[Any, ...]:
+        q, caches = normal(rows, 4, 64), normal(5, 2, page, 2, 64, seed=1)
+        if page == 16:
+            caches = normal(5, page, 2, 2, 64, seed=1).transpose(1, 2)  # keys beside values
+        table = torch.tensor([[3, 0, 4], [2, 1, 0], [1, 0, 0], [4, 4, 4]])[:, : 3 if page > 1 else 2]
+        starts = torch.tensor([0, 5, 6, 6, 8]).clamp(max=rows)
+        lengths = torch.tensor([37, 16, 3, 0]) if page > 1 else torch.tensor([2, 2, 1, 0])
+        if not causal:
+            lengths = torch.tensor([3, 17, 3, 1]) if page > 1 else lengths
+        return (q, caches[:, 0], caches[:, 1], table, starts, lengths, 5, int(lengths.max()), 0.125, causal, window, cap, None, None, None,
+                True)  # fmt: skip
+
+    missing = "has no parameter (block_table, seqlen_k)"
+    return [
+        Case(PAGED_ATTENTION, "pages of 16", lambda: call(16, True, None, 0.0), missing),
+        Case(PAGED_ATTENTION, "pages of 1, more rows than keys", lambda: call(1, True, None, 0.0), missing),
+        Case(PAGED_ATTENTION, "window and soft cap", lambda: call(16, True, 4, 2.0), missing),
+        Case(PAGED_ATTENTION, "every key", lambda: call(16, False, None, 0.0), missing),
+        Case(PAGED_ATTENTION, "no rows", lambda: call(16, True, None, 0.0, rows=0), missing),
+    ]
+
+
+def _latents() -> list[Case]:
+    from atom_patches.kernels.mla_attention import OPERATIONS
+
+    dense, sparse, write = (next(o for o in OPERATIONS if o.name == name) for name in (
+        "mla_attention", "sparse_mla_attention", "mla_cache_write"))  # fmt: skip
+
+    def decode(rows: int) -> tuple[Any, ...]:
+        starts = torch.tensor([0, 1, 1, 2], dtype=torch.int32).clamp(max=rows)
+        table = torch.tensor([[2, 0], [1, 1], [0, 3]], dtype=torch.int32)
+        return (normal(rows, 16, 576), normal(4, 2, 576, seed=1), table, starts,
+                torch.tensor([3, 2, 4], dtype=torch.int32), 1, 4, 0.04, None, 512)  # fmt: skip
+
+    def chosen(rows: int) -> tuple[Any, ...]:
+        indices = torch.tensor([[5, -1, 0, 7], [-1, -1, -1, -1], [2, 1, 3, 6]], dtype=torch.int32)[:rows]
+        return normal(rows, 16, 576), normal(4, 2, 576, seed=1), indices, 0.04, None, 512
+
+    def rows_of(tokens: int) -> tuple[Any, ...]:
+        slots = torch.tensor([7, -1, 0, 4])[:tokens]
+        return normal(tokens, 24)[:, :16], normal(tokens, 8, seed=1), slots, normal(5, 2, 24, seed=2)[:4], None
+
+    missing = "has no parameter (return_lse)"
+    return [
+        Case(dense, "one row a sequence", lambda: decode(3), missing),
+        Case(dense, "no rows", lambda: decode(0), missing),
+        Case(sparse, "scattered", lambda: chosen(3), missing),
+        Case(sparse, "no rows", lambda: chosen(0), missing),
+        Case(write, "bfloat16", lambda: rows_of(4)),
+        Case(write, "no rows", lambda: rows_of(0)),
+    ]
+
+
+def _indexer() -> list[Case]:
+    from atom_patches.kernels.sparse_indexer import OPERATIONS
+
+    by_name = {operation.name: operation for operation in OPERATIONS}
+    fp8 = torch.float8_e4m3fn
+
+    def cache(page: int) -> Tensor:
+        values = normal(5, page * 128, seed=9).to(fp8).view(torch.uint8)
+        scales = torch.rand(5, page, generator=torch.Generator().manual_seed(8)).view(torch.uint8)
+        return torch.cat([values, scales], 1).view(5, page, 132)
+
+    def write(tokens: int) -> tuple[Any, ...]:
+        return normal(tokens, 128) * 7, torch.tensor([19, -1, 0, 6])[:tokens], cache(4), True
+
+    def gather(total: int) -> tuple[Any, ...]:
+        table = torch.tensor([[3, 1], [0, 4], [2, 2]], dtype=torch.int32)
+        return cache(4), table, torch.tensor([0, 5, 11], dtype=torch.int32).clamp(max=total), total
+
+    def logits(rows: int) -> tuple[Any, ...]:
+        start, end = (
+            torch.tensor([0, 3, 2], dtype=torch.int32)[:rows],
+            torch.tensor([7, 3, 6], dtype=torch.int32)[:rows],
+        )
+        q, key, weights = normal(rows, 8, 16).to(fp8), normal(7, 16, seed=1).to(fp8), normal(rows, 8).float()
+        return q, key, torch.rand(7, generator=torch.Generator().manual_seed(7)), weights, start, end
+
+    def paged(requests: list[int] | None) -> tuple[Any, ...]:
+        q, weights = normal(3, 8, 128).to(fp8), normal(3, 8, seed=1).float()
+        table = torch.tensor([[3, 1, 4], [0, 4, 2], [2, 4, 1]], dtype=torch.int32)
+        chosen = None if requests is None else torch.tensor(requests, dtype=torch.int32)
+        return q, cache(1), weights, table, chosen, torch.tensor([3, 0, 2], dtype=torch.int32), 4
+
+    return [
+        Case(by_name["indexer_cache_write"], "powers of two", lambda: write(4)),
+        Case(by_name["indexer_cache_write"], "no rows", lambda: write(0)),
+        Case(by_name["indexer_cache_gather"], "as many as there are", lambda: gather(11)),
+        Case(by_name["indexer_cache_gather"], "more than there are", lambda: gather(30)),
+        Case(by_name["indexer_cache_gather"], "no rows", lambda: gather(0)),
+        Case(by_name["indexer_logits"], "ragged", lambda: logits(3)),
+        Case(by_name["indexer_logits"], "no rows", lambda: logits(0)),
+        Case(by_name["indexer_logits_paged"], "a query a request", lambda: paged(None)),
+        Case(by_name["indexer_logits_paged"], "queries of requests", lambda: paged([2, 0, -1])),
+    ]
+
+
+CASES: list[Case] = [*_norms(), *_convolutions(), *_rope(), *_attention(), *_latents(), *_indexer()]

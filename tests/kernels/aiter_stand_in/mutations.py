@@ -16,6 +16,7 @@ from torch import Tensor
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 _CONV = "aiter.ops.triton.conv.causal_conv1d"
+_PREFILL = "aiter.ops.mha:mha_batch_prefill_func"
 _ROPE = "aiter.ops.triton.rope.fused_qkv_split_qk_norm_rope_cache:fused_qkv_split_qk_norm_rope_cache"
 
 #: Faults that change nothing: (function, kind, arguments). AITER computes the same from the changed call.
@@ -25,6 +26,10 @@ HARMLESS = {
     (f"{_CONV}:causal_conv1d_update", "drop", "pad_slot_id"),
     (_ROPE, "dtype torch.int32 of", "positions"),  # Triton reads either
     (_ROPE, "dtype torch.int32 of", "slot_mapping"),
+    (_PREFILL, "one more than", "max_seqlen_q"),  # bounds
+    (_PREFILL, "one more than", "max_seqlen_k"),
+    (_PREFILL, "one row less of", "kv_page_indices"),  # not read beside a block table
+    ("aiter.mla:mla_decode_fwd", "one row less of", "kv_indices"),  # has an entry more than kv_indptr counts
 }
 
 
