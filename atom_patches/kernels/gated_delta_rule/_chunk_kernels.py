@@ -35,7 +35,9 @@ def find_sequence(cu_seqlens, num_seqs, chunk, BT: tl.constexpr):
 
 
 @triton.jit
-def clear_outside(out, o_t, o_v, cu_seqlens, num_seqs, block, total, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr):
+def clear_outside(
+    out, o_t, o_v, cu_seqlens, num_seqs, block, total, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr
+):  # fmt: skip
     """Zero the rows of out[block * BT : (block + 1) * BT] that no sequence owns; `out` points to the head."""
     begin = tl.load(cu_seqlens).to(tl.int64)
     end = tl.load(cu_seqlens + num_seqs).to(tl.int64)

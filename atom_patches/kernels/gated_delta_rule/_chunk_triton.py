@@ -20,7 +20,6 @@ __all__ = [
     "supports_chunk_gated_delta_rule_segment",
 ]
 
-EXTRA = {}
 CHUNK = 64
 LARGEST_HEAD = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -148,6 +147,19 @@ def on_cuda(device: torch.device) -> bool:
     return device.type != "cpu" and driver.active.get_current_target().backend == "cuda"
 
 
+class PrepareConfig(NamedTuple):
+    """Meta-parameters of `prepare_kernel`: warps, and the registers that a thread may use at most (NVIDIA only)."""
+
+    warps: int
+    registers: int | None
+
+
+def prepare_config(dtype: torch.dtype, device: torch.device) -> PrepareConfig:
+    if dtype == torch.float32 or not on_cuda(device):
+        return PrepareConfig(8, None)
+    return PrepareConfig(4, 168)
+
+
 def prepare(
     q: Tensor | None,
     k: Tensor,
@@ -157,7 +169,7 @@ def prepare(
     *,
     out: Tensor | None,
     gates: tuple[Tensor, Tensor] | None = None,
-    warps: int | None = None,
+    config: PrepareConfig | None = None,
 ) -> Chunks:
     """Launch `prepare_kernel`.
 
@@ -168,7 +180,7 @@ def prepare(
     total, key_heads, key_size = k.shape
     num_seqs, heads = cu_seqlens.shape[0] - 1, g.shape[1]
     chunks = empty_chunks(total, heads, k.dtype, k.device, outputs=out is not None)
-    take = precision(k.dtype, k.device)
+    take, config = precision(k.dtype, k.device), config or prepare_config(k.dtype, k.device)
     q, to = k if q is None else q, k if out is None else out
     decay_log, decay_bias = (g, g) if gates is None else gates
     prepare_kernel[(bound_chunks(total, num_seqs), heads)](
@@ -176,7 +188,8 @@ def prepare(
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(), *to.stride(),
         K=key_size, V=to.shape[2], GROUP=heads // key_heads, BT=CHUNK, BK=padded(key_size),
         BV=min(64, padded(to.shape[2])), GATED=gates is not None, WITH_OUTPUT=out is not None,
-        PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=warps or (8 if k.dtype == torch.float32 else 4), **EXTRA,
+        PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=config.warps,
+        **({} if config.registers is None else {"maxnreg": config.registers}),
     )  # fmt: skip
     return chunks
 

@@ -52,8 +52,8 @@ def _class(k: Tensor, v: Tensor, cu_seqlens: Tensor) -> str:
 CHUNK_GATED_DELTA_RULE = Operation(
     package=_PACKAGE,
     name="chunk_gated_delta_rule",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, float scale, "
-    "int chunk_size) -> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, "
+    "float scale, int chunk_size) -> (Tensor, Tensor)",
     reference=reference.chunk_gated_delta_rule,
     fake=_fake,
     shape_class=_shape_class,

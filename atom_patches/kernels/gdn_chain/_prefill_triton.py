@@ -8,7 +8,6 @@ from torch import Tensor
 
 from atom_patches.kernels.gated_delta_rule._chunk_triton import (
     DTYPES,
-    bound_chunks,
     padded,
     prepare,
     scan,

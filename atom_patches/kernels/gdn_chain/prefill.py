@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from atom_patches.kernels.registry import Operation, bucket, dtype_name

@@ -35,8 +35,9 @@ def gdn_prefill(
     value_heads, value_size, key_size = ssm_state.shape[1:]
     keys = (mixed_qkv.shape[1] - value_heads * value_size) // 2
     wide = causal_conv1d(
-        mixed_qkv.float(), conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state, activation, null_slot
-    )
+        mixed_qkv.float(), conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state, activation,
+        null_slot,
+    )  # fmt: skip
     q, k, v = wide.split([keys, keys, value_heads * value_size], dim=1)
     q, k = (l2norm(part.unflatten(1, (-1, key_size)), eps) for part in (q, k))
     g, beta = gdn_gating(a, b, A_log, dt_bias)

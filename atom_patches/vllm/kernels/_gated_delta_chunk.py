@@ -79,7 +79,7 @@ _planned: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def plan_chunks(cu_seqlens: Tensor) -> Plan:
-    """The table that vLLM makes once a step, on the host, for all layers; kept as long as cu_seqlens lives unchanged."""
+    """The table that vLLM makes once a step for all layers; kept as long as cu_seqlens lives unchanged."""
     version = None if cu_seqlens.is_inference() else cu_seqlens._version
     kept = _planned.get(cu_seqlens)
     if kept is not None and version is not None and kept[0] == version:
