@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from atom_patches.kernels import registry
 from atom_patches.kernels.gated_delta_rule import TOLERANCE, chunk_gated_delta_rule, chunk_gated_delta_rule_segment
 from atom_patches.kernels.gated_delta_rule.chunk import CHUNK_GATED_DELTA_RULE, CHUNK_GATED_DELTA_RULE_SEGMENT
 
@@ -176,22 +177,16 @@ def test_segments_compose_to_the_whole_scan(provider: str, lengths: list[int], s
     x = Inputs(lengths, 1, 2, 8, 8, seed=seed, decay=decay)
     start, whole = x.state[:1], x.cu_seqlens[[0, -1]]
     _, expected = chunk_gated_delta_rule(*x.rows(), cu_seqlens=whole, initial_state=start)
-    ends, maps = (t.double() for t in implementation(provider)(*x.segment()))
+    ends, maps = (t.double() for t in registry.implementation(CHUNK_GATED_DELTA_RULE_SEGMENT, provider)(*x.segment()))
     state = start[0].double()
     end, total_map = ends[0], maps[0]
     for i in range(len(lengths)):
         state = ends[i] + state @ maps[i]
         if i:
             end, total_map = ends[i] + end @ maps[i], total_map @ maps[i]
-    close = {"rtol": TOLERANCE["float32"][0], "atol": TOLERANCE["float32"][1]}
-    torch.testing.assert_close(state, expected[0].double(), **close)
-    torch.testing.assert_close(end + start[0].double() @ total_map, expected[0].double(), **close)
-
-
-def implementation(provider: str):  # noqa: ANN201 - whatever the operator returns
-    from atom_patches.kernels import registry
-
-    return registry.implementation(CHUNK_GATED_DELTA_RULE_SEGMENT, provider)
+    rtol, atol = TOLERANCE["float32"]
+    torch.testing.assert_close(state, expected[0].double(), rtol=rtol, atol=atol)
+    torch.testing.assert_close(end + start[0].double() @ total_map, expected[0].double(), rtol=rtol, atol=atol)
 
 
 def test_the_map_of_one_row_is_its_formula() -> None:

@@ -120,8 +120,8 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_the_reference_is_the_formula() -> None:
-    x = draw([5, 0, 1, 2, 9], [3, 6, 1, 5, 2], key_heads=2, key=4, value=3, seed=1, padded=False)
-    x = {name: y.cpu() if isinstance(y, Tensor) else y for name, y in x.items()}
+    drawn = draw([5, 0, 1, 2, 9], [3, 6, 1, 5, 2], key_heads=2, key=4, value=3, seed=1, padded=False)
+    x: dict[str, Any] = {name: y.cpu() if isinstance(y, Tensor) else y for name, y in drawn.items()}
     want, conv, ssm = oracle(x)
     got = gdn_prefill(**x)
     for found, expected in ((got, want), (x["conv_state"], conv), (x["ssm_state"], ssm)):
@@ -202,7 +202,7 @@ def test_pieces_of_a_prompt_give_what_the_whole_gives(provider: str) -> None:
     expected = call(*whole)
     parts = []
     for i, (start, stop) in enumerate(((0, 2), (2, 35), (35, 70))):
-        piece = dict(zip(NAMES, pieces, strict=True))
+        piece: dict[str, Any] = dict(zip(NAMES, pieces, strict=True))
         piece |= {name: piece[name][start:stop] for name in ("mixed_qkv", "a", "b")}
         piece["cu_seqlens"] = torch.tensor([0, stop - start], dtype=torch.int32, device=harness.DEVICE)
         piece["has_initial_state"] = torch.tensor([i > 0], device=harness.DEVICE)

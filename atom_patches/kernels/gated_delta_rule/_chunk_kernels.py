@@ -308,7 +308,7 @@ def scan_kernel(
     since_start = tl.load(since + row, mask=row < length, other=0.0)
     until_end = tl.load(until + row, mask=row < length, other=0.0)
     decay = tl.load(since + tl.minimum(BT, length) - 1, mask=length > 0, other=1.0)
-    for at in tl.range(0, length, BT, num_stages=STAGES):
+    for at in tl.range(0, length, BT, num_stages=STAGES):  # type: ignore[misc]
         live = at + row < length
         far = begin + at
         row_key = live[:, None] & live_key[None, :]

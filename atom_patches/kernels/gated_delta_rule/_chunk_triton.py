@@ -144,7 +144,7 @@ def precision(dtype: torch.dtype, device: torch.device) -> Precision:
 
 def on_cuda(device: torch.device) -> bool:
     """Whether kernels are compiled for NVIDIA: false for the interpreter and for ROCm."""
-    return device.type != "cpu" and driver.active.get_current_target().backend == "cuda"
+    return device.type != "cpu" and driver.active.get_current_target().backend == "cuda"  # type: ignore[attr-defined]
 
 
 class PrepareConfig(NamedTuple):
@@ -188,7 +188,7 @@ def prepare(
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(), *to.stride(),
         K=key_size, V=to.shape[2], GROUP=heads // key_heads, BT=CHUNK, BK=padded(key_size),
         BV=min(64, padded(to.shape[2])), GATED=gates is not None, WITH_OUTPUT=out is not None,
-        PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=config.warps,
+        PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=config.warps,  # type: ignore[call-arg]
         **({} if config.registers is None else {"maxnreg": config.registers}),
     )  # fmt: skip
     return chunks
@@ -249,5 +249,5 @@ def scan(
         K=key_size, V=value_size, GROUP=heads // k.shape[1], BT=CHUNK, BK=padded(key_size), BV=config.block,
         WITH_INITIAL=initial is not None, WITH_RESUMED=resumed is not None, WITH_OUTPUT=out is not None,
         POOLED=slots is not None, WITH_NULL=null_slot is not None,
-        PRECISION=precision(k.dtype, k.device).inputs, STAGES=config.stages, num_warps=config.warps,
+        PRECISION=precision(k.dtype, k.device).inputs, STAGES=config.stages, num_warps=config.warps,  # type: ignore[call-arg]
     )  # fmt: skip

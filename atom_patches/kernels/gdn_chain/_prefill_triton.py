@@ -109,7 +109,7 @@ def convolve(
         *x.stride(), *weight.stride(), *state.stride(),
         QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
         BC=max(padded(key_size), padded(value_size)), HAS_BIAS=bias is not None, SILU=activation is not None,
-        WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, num_warps=warps,
+        WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, num_warps=warps,  # type: ignore[call-arg]
     )  # fmt: skip
     unit, values = unit.transpose(0, 1), values.transpose(0, 1)
     return unit[:, :key_heads], unit[:, key_heads:], values

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
-from vllm.model_executor.layers.fla.ops.chunk import chunk_gated_delta_rule as fla_chunk_gated_delta_rule
+from vllm.model_executor.layers.fla.ops import chunk as fla
 from vllm.model_executor.layers.fla.ops.utils import FLA_CHUNK_SIZE
 
 from atom_patches.kernels.registry import YES, Verdict, no
+
+_run: Any = fla.chunk_gated_delta_rule
 
 __all__ = ["chunk_gated_delta_rule", "supports_chunk_gated_delta_rule"]
 
@@ -52,7 +54,7 @@ def chunk_gated_delta_rule(
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     plan = plan_chunks(cu_seqlens)
-    output, final = fla_chunk_gated_delta_rule(
+    output, final = _run(
         q=q[None],
         k=k[None],
         v=v[None],
