@@ -13,7 +13,7 @@ def gather_rows(xs: list[Tensor], more: list[Tensor], index: Tensor, padded: boo
     found: list[Tensor] = []
     for x in xs:
         out = x.new_zeros(index.shape[0], *x.shape[1:])
-        out[index >= 0] = x[index[index >= 0].long()]
+        _bits(out)[index >= 0] = _bits(x)[index[index >= 0].long()]
         found.append(out)
     return found
 
@@ -29,6 +29,11 @@ def scatter_rows(xs: list[Tensor], index: Tensor, num_rows: int, padded: bool) -
     found: list[Tensor] = []
     for x in xs:
         out = x.new_zeros(num_rows, *x.shape[1:])
-        out[index[index >= 0].long()] = x[index >= 0]
+        _bits(out)[index[index >= 0].long()] = _bits(x)[index >= 0]
         found.append(out)
     return found
+
+
+def _bits(x: Tensor) -> Tensor:
+    """x itself, or its bytes: torch does not index every 8-bit float."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x

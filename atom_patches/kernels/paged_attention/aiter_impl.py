@@ -4,6 +4,9 @@
 head. Its tests have pages of 1 (then without the page dimension), 16 and 1024 tokens. It writes nothing for sequences
 without keys and for rows of no sequence; those rows are set here. The table as a list of pages, which it asks for as
 well but does not read beside a block table, is the table's rows at full length.
+
+Whether what lies outside a window, or behind a sequence's end in its last page, is read and multiplied by 0 is not
+documented: a stale NaN there may reach a result, as with the engines' own kernels.
 """
 
 from __future__ import annotations

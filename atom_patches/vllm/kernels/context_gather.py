@@ -22,15 +22,20 @@ def scatter_rows(xs: list[Tensor], index: Tensor, num_rows: int, padded: bool) -
     for x in xs:
         # Padding goes to one more row at the end.
         out = x.new_zeros(num_rows + int(padded), *x.shape[1:])
-        out.index_copy_(0, (index.where(index >= 0, num_rows) if padded else index).long(), x)
+        _bits(out).index_copy_(0, (index.where(index >= 0, num_rows) if padded else index).long(), _bits(x))
         outs.append(out[:num_rows])
     return outs
 
 
 def _select(x: Tensor, index: Tensor, padded: bool) -> Tensor:
     if not padded:
-        return x.index_select(0, index)
+        return _bits(x).index_select(0, index).view(x.dtype)
     if not x.shape[0]:
         return x.new_zeros(index.shape[0], *x.shape[1:])
     is_padding = (index < 0).view(-1, *[1] * (x.dim() - 1))
-    return x.index_select(0, index.clamp_min(0)).masked_fill_(is_padding, 0)
+    return _bits(x).index_select(0, index.clamp_min(0)).masked_fill_(is_padding, 0).view(x.dtype)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """x itself, or its bytes: torch does not select from 8-bit floats."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
