@@ -60,7 +60,7 @@ def causal_conv1d(
     tokens, sequences = x.shape[0], slots.shape[0]
     if not tokens or not sequences:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    padding = _is_padding(slots, null_slot)
+    padding = is_padding(slots, null_slot)
     y = PREFILL(
         x.contiguous().T,
         weight.contiguous(),
@@ -103,7 +103,7 @@ def causal_conv1d_update(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
     if not y.numel():
         return y
-    padding = _is_padding(slots, null_slot)
+    padding = is_padding(slots, null_slot)
     UPDATE(
         y,
         state,
@@ -125,5 +125,6 @@ def _refusal(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> V
     return None
 
 
-def _is_padding(slots: Tensor, null_slot: int | None) -> Tensor:
+def is_padding(slots: Tensor, null_slot: int | None) -> Tensor:
+    """Which slots stand for none."""
     return slots < 0 if null_slot is None else (slots < 0) | (slots == null_slot)

@@ -97,20 +97,38 @@ def causal_conv1d_update(
     activation: str | None,
     null_slot: int | None,
 ) -> Tensor:
-    taps = check_filter(x, weight, bias, activation)
+    check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, x.shape[0])
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not output.numel():
-        return output
-    rows, channels = x.shape
+    if output.numel():
+        convolve_step(x, weight, bias, state, slots, activation, null_slot, output)
+    return output
+
+
+def convolve_step(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    slots: Tensor,
+    activation: str | None,
+    null_slot: int | None,
+    output: Tensor,
+    *,
+    early: bool = False,
+) -> None:
+    """Run `causal_conv1d_update` into output [N, D], contiguous, of any floating dtype.
+
+    With `early`, on NVIDIA only, a kernel launched behind this one with `launch_pdl` may begin while this one runs.
+    """
+    (rows, channels), taps = x.shape, weight.shape[1]
     block, warps = update_config(rows, channels)
     _update_kernel[(rows, triton.cdiv(channels, block))](
         x, weight, bias, output, state, slots,
         channels, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), _stride(bias), *state.stride(), slots.stride(0),
-        TAPS=taps, PLACES=triton.next_power_of_2(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
+        TAPS=taps, SILU=activation is not None, BLOCK_D=block, EARLY=early, num_warps=warps,
     )  # fmt: skip
-    return output
 
 
 def causal_conv1d_verify(
@@ -285,47 +303,44 @@ def _prefill_kernel(
 @triton.jit
 def load_window(
     x_at, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
-    weight_channel, weight_tap, bias_channel, TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr,
+    weight_channel, weight_tap, bias_channel, TAPS: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """One decode step of a block of channels: its output, and [channels, PLACES] of state and newest input.
+    """One decode step of a block of channels: its output, and the inputs that the state will hold, oldest first.
 
     `x_at` and `state_at` point to the row's inputs and to its slot.
     """
-    place = tl.arange(0, PLACES)[None, :]
-    held = inside[:, None] & (place < TAPS - 1)
-    window = tl.load(
-        state_at + channel[:, None] * state_channel + place * state_time, mask=held, other=0.0
-    ).to(tl.float32)  # fmt: skip
-    newest = tl.load(x_at + channel * x_channel, mask=inside, other=0.0).to(tl.float32)
-    window = tl.where(place == TAPS - 1, newest[:, None], window)
-    factor = tl.load(
-        weight + channel[:, None] * weight_channel + place * weight_tap,
-        mask=inside[:, None] & (place < TAPS), other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    y = tl.sum(window * factor, axis=1)
+    y = tl.zeros([channel.shape[0]], tl.float32)
     if bias is not None:
         y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
+    window = ()
+    for tap in tl.static_range(TAPS):
+        if tap < TAPS - 1:
+            value = tl.load(state_at + channel * state_channel + tap * state_time, mask=inside, other=0.0)
+        else:
+            value = tl.load(x_at + channel * x_channel, mask=inside, other=0.0)
+        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=inside, other=0.0)
+        y += factor.to(tl.float32) * value.to(tl.float32)
+        if tap > 0:
+            window += (value,)
     return _activated(y, SILU), window
 
 
 @triton.jit
-def store_window(
-    window, state_at, channel, inside, state_channel, state_time, TAPS: tl.constexpr, PLACES: tl.constexpr
-):  # fmt: skip
-    """Shift a window into its state. Whoever reads the same state needs a barrier before this."""
-    place = tl.arange(0, PLACES)[None, :]
-    tl.store(
-        state_at + channel[:, None] * state_channel + (place - 1) * state_time,
-        window.to(state_at.dtype.element_ty), mask=inside[:, None] & (place > 0) & (place < TAPS),
-    )  # fmt: skip
+def store_window(window, state_at, channel, inside, state_channel, state_time, TAPS: tl.constexpr):
+    """Write a window to its state. Whoever reads the same state needs a barrier before this."""
+    for place in tl.static_range(TAPS - 1):
+        at = state_at + channel * state_channel + place * state_time
+        tl.store(at, window[place].to(state_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _update_kernel(
     x, weight, bias, output, state, slots, channels, null_slot,
     x_row, x_channel, weight_channel, weight_tap, bias_channel, state_slot, state_channel, state_time, slots_stride,
-    TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr,
+    TAPS: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
     inside = channel < channels
@@ -337,11 +352,11 @@ def _update_kernel(
     state_at = state + slot * state_slot
     y, window = load_window(
         x + row * x_row, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
-        weight_channel, weight_tap, bias_channel, TAPS, PLACES, SILU,
+        weight_channel, weight_tap, bias_channel, TAPS, SILU,
     )  # fmt: skip
     tl.store(y_at, y.to(output.dtype.element_ty), mask=inside)
     tl.debug_barrier()
-    store_window(window, state_at, channel, inside, state_channel, state_time, TAPS, PLACES)
+    store_window(window, state_at, channel, inside, state_channel, state_time, TAPS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])

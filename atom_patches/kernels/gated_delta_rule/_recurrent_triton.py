@@ -61,10 +61,10 @@ def recurrent_gated_delta_rule(
         return output
     rows, heads, values, keys = *v.shape, k.shape[2]
     strip, warps = step_config(rows * heads, values)
-    _step_kernel[(rows * heads * triton.cdiv(values, strip),)](
-        q, k, v, g, beta, output, state, slots, scale, -1 if null_slot is None else null_slot,
+    step_kernel[(rows * heads * triton.cdiv(values, strip),)](
+        q, k, v, g, beta, None, None, output, state, slots, scale, 0.0, -1 if null_slot is None else null_slot,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *state.stride()[:2], slots.stride(0),
-        STATE_V=state.stride(2), STATE_K=state.stride(3),
+        0, 0, STATE_V=state.stride(2), STATE_K=state.stride(3), RAW=False, EARLY=False,
         HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=triton.next_power_of_2(keys), num_warps=warps,
     )  # fmt: skip
     return output
@@ -123,12 +123,23 @@ def advance(s, q, k, v, decay, beta):
 
 
 @triton.jit
-def _step_kernel(
-    q, k, v, g, beta, output, state, slots, scale, null_slot,
+def gates(a, b, log, bias):
+    """Decay and write strength of the projections a and b; scalars, or vectors over heads, float32."""
+    x = a + bias
+    softplus = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+    return tl.exp(-tl.exp(log) * softplus), tl.sigmoid(b)
+
+
+@triton.jit
+def step_kernel(
+    q, k, v, g, beta, A_log, dt_bias, output, state, slots, scale, eps, null_slot,
     q_row, q_head, q_key, k_row, k_head, k_key, v_row, v_head, v_value, g_row, g_head, beta_row, beta_head,
-    state_slot, state_head, slots_stride, STATE_V: tl.constexpr, STATE_K: tl.constexpr,
+    state_slot, state_head, slots_stride, log_stride, bias_stride, STATE_V: tl.constexpr, STATE_K: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    RAW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """One token per row. RAW: q and k are not normalised yet, and g and beta are the projections that make them.
+    EARLY: the kernel before this one may still be writing q, k and v."""
     STRIPS: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0)
     row = (program // (HEADS * STRIPS)).to(tl.int64)
@@ -139,22 +150,39 @@ def _step_kernel(
     slot = tl.load(slots + row * slots_stride).to(tl.int64)
     y_at = output + (row * HEADS + head) * V + value
     if (slot < 0) | (slot == null_slot):
+        if EARLY:
+            tl.extra.cuda.gdc_wait()
         tl.store(y_at, tl.zeros([BV], tl.float32).to(output.dtype.element_ty), mask=in_v)
         return
     both = in_v[:, None] & in_k[None, :]
     state_at = state + slot * state_slot + head * state_head + (value[:, None] * STATE_V + key[None, :] * STATE_K)
     s = tl.load(state_at, mask=both, other=0.0).to(tl.float32)
+    decay = tl.load(g + row * g_row + head * g_head).to(tl.float32)
+    strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
+    if RAW:
+        log = tl.load(A_log + head * log_stride).to(tl.float32)
+        decay, strength = gates(decay, strength, log, tl.load(dt_bias + head * bias_stride).to(tl.float32))
+    else:
+        decay = tl.exp(decay)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     q_at = q + row * q_row + (head // GROUP) * q_head
     k_at = k + row * k_row + (head // GROUP) * k_head
     v_at = v + row * v_row + head * v_head
-    b_q = tl.load(q_at + key * q_key, mask=in_k, other=0.0).to(tl.float32) * scale
+    b_q = tl.load(q_at + key * q_key, mask=in_k, other=0.0).to(tl.float32)
     b_k = tl.load(k_at + key * k_key, mask=in_k, other=0.0).to(tl.float32)
     b_v = tl.load(v_at + value * v_value, mask=in_v, other=0.0).to(tl.float32)
-    decay = tl.exp(tl.load(g + row * g_row + head * g_head).to(tl.float32))
-    strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
-    s, read = advance(s, b_q, b_k, b_v, decay, strength)
+    if RAW:
+        b_q, b_k = unit(b_q, eps), unit(b_k, eps)
+    s, read = advance(s, b_q * scale, b_k, b_v, decay, strength)
     tl.store(state_at, s.to(state.dtype.element_ty), mask=both)
     tl.store(y_at, read.to(output.dtype.element_ty), mask=in_v)
+
+
+@triton.jit
+def unit(x, eps):
+    """x [K] scaled to unit length."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + eps)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])

@@ -1,0 +1,207 @@
+"""A GatedDeltaNet layer's decode step: the reference against float64 formulas, every provider against the reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest import mock
+
+import harness
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atom_patches.kernels import registry
+from atom_patches.kernels.gdn_chain import _decode_triton
+from atom_patches.kernels.gdn_chain.decode import GDN_DECODE, gdn_decode
+
+TOLERANCE = GDN_DECODE.tolerance
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROVIDERS = harness.providers(GDN_DECODE)
+WAYS = {
+    "joint": _decode_triton.Way(True, 16, 2),
+    "apart": _decode_triton.Way(False, 8, 1),
+}
+"""Both ways of the Triton provider; each test takes few rows, so the number of rows would always choose one."""
+
+
+def ways(provider: str) -> list[str]:
+    return [*WAYS] if provider == "triton" else ["-"]
+
+
+PROVIDED = [pytest.param(p, w, id=f"{p}-{w}") for p in PROVIDERS for w in ways(p)]
+
+
+class Inputs:
+    """Arguments in strided storage with NaN around them, unless `plain`, which is what an engine takes."""
+
+    def __init__(
+        self, slots: list[int], hk: int = 2, group: int = 2, k: int = 8, v: int = 8, taps: int = 4, *, seed: int = 0,
+        dtype: str = "float32", state_dtype: str = "float32", plain: bool = False, transposed: bool = False,
+        bias: bool = True, activation: str | None = "silu", channels_last: bool = True, pool: int = 8,
+    ) -> None:  # fmt: skip
+        gen, kind, rows, hv = torch.Generator().manual_seed(seed), DTYPES[dtype], len(slots), hk * group
+        channels = 2 * hk * k + hv * v
+
+        def draw(*shape: int, to: torch.dtype = kind) -> Tensor:
+            wide = torch.full((*shape[:-1], shape[-1] + (0 if plain else 2)), float("nan"))
+            wide[..., : shape[-1]] = torch.randn(shape, generator=gen)
+            return wide.to(harness.DEVICE, to)[..., : shape[-1]]
+
+        places = taps - 1 if plain else taps + 1
+        state = DTYPES[state_dtype]
+        index = torch.tensor(slots, dtype=torch.int32)
+        if not plain and rows > 1:
+            index = index.repeat_interleave(2)
+        self.arguments: tuple[Any, ...] = (
+            draw(rows, channels), draw(rows, hv), draw(rows, hv), draw(channels, taps),
+            draw(channels) if bias else None,
+            draw(pool, places, channels).mT if channels_last else draw(pool, channels, places),
+            draw(pool, hv, k, v, to=state).mT if transposed else draw(pool, hv, v, k, to=state),
+            index.to(harness.DEVICE)[:: 1 if len(index) == rows else 2],
+            draw(hv, to=torch.float32), draw(hv), k**-0.5, 1e-6, activation, 0,
+        )  # fmt: skip
+
+
+def check(provider: str, way: str, arguments: tuple[Any, ...], tolerance: tuple[float, float]) -> None:
+    chosen = {"return_value": WAYS[way]} if way in WAYS else {"side_effect": _decode_triton.config}
+    with mock.patch.object(_decode_triton, "config", **chosen):
+        harness.check(GDN_DECODE, provider, arguments, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_reference_is_the_formula(bias: bool) -> None:
+    hk, group, k, v, taps = 2, 2, 4, 3, 3
+    arguments = Inputs([3, 0, 1], hk, group, k, v, taps, bias=bias).arguments
+    x, a, b, weight, offset, conv, state, slots, log, dt = (
+        t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in arguments[:10]
+    )
+    before, history = state.clone(), conv.clone()
+    out = gdn_decode(
+        *arguments[:3], conv_weight=arguments[3], conv_bias=arguments[4], conv_state=arguments[5],
+        ssm_state=arguments[6], slots=slots, A_log=arguments[8], dt_bias=arguments[9],
+    )  # fmt: skip
+    for row, slot in ((0, 3), (2, 1)):
+        y = torch.zeros_like(x[row])
+        for d in range(x.shape[1]):
+            total = 0.0 if offset is None else float(offset[d])
+            for j in range(taps - 1):
+                total += float(weight[d, j] * history[slot, d, j])
+            total += float(weight[d, taps - 1] * x[row, d])
+            y[d] = total / (1 + math.exp(-total))
+        q, key = (y[i * hk * k : (i + 1) * hk * k].view(hk, k) for i in range(2))
+        value = y[2 * hk * k :].view(hk * group, v)
+        for h in range(hk * group):
+            decay = math.exp(-math.exp(log[h]) * math.log1p(math.exp(a[row, h] + dt[h])))
+            beta = 1 / (1 + math.exp(-b[row, h]))
+            one, asked = key[h // group], q[h // group]
+            one, asked = one / math.sqrt(one @ one + 1e-6), asked / math.sqrt(asked @ asked + 1e-6)
+            s = before[slot, h] * decay
+            s = s + beta * torch.outer(value[h] - s @ one, one)
+            torch.testing.assert_close(out[row, h].double(), s @ asked * k**-0.5, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(arguments[6][slot, h].double(), s, rtol=1e-4, atol=1e-5)
+        shifted = torch.cat([history[slot, :, 1 : taps - 1], x[row][:, None]], dim=1)
+        assert torch.equal(arguments[5][slot, :, : taps - 1].double(), shifted)
+    assert not out[1].any()
+    assert torch.equal(arguments[6][0].double(), before[0]) and torch.equal(arguments[5][0].double(), history[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("provider", "way"), PROVIDED)
+@harness.examples(5)
+@given(
+    data=st.data(),
+    shape=st.fixed_dictionaries(
+        {
+            "hk": st.integers(1, 2),
+            "group": st.integers(1, 3),
+            "k": st.sampled_from([4, 7, 16]),
+            "v": st.sampled_from([1, 8, 19]),
+            "seed": st.integers(0, 2**31),
+            "state_dtype": st.sampled_from(["float32", "bfloat16"]),
+            "bias": st.booleans(),
+            "activation": st.sampled_from(["silu", None]),
+        }
+    ),
+    layout=st.fixed_dictionaries(
+        {"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()}
+    ),
+)
+def test_every_provider(
+    provider: str, way: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    padding: list[int] = []
+    if provider == "engine":
+        layout = {"plain": True}
+    else:
+        padding = data.draw(st.lists(st.sampled_from([0, -1]), max_size=2), label="padding")
+    real = data.draw(st.lists(st.integers(1, 7), unique=True, max_size=3), label="slots")
+    arguments = Inputs(data.draw(st.permutations(real + padding)), dtype=dtype, **shape, **layout).arguments
+    assume(registry.supports(GDN_DECODE, provider, arguments).ok)
+    widest = dtype if shape["state_dtype"] == "float32" else shape["state_dtype"]
+    check(provider, way, arguments, TOLERANCE[widest])
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("rows", [0, 1, 6, *([20] if harness.GPU else [])])
+def test_few_and_many_rows(provider: str, rows: int) -> None:
+    """No row at all, and with 16 key heads every way that the number of rows chooses; the last takes the interpreter
+    too long."""
+    arguments = Inputs([*range(1, rows + 1)], hk=16, group=2, k=4, v=4, plain=True, pool=rows + 1).arguments
+    if provider == "engine" and not rows:
+        assert not registry.supports(GDN_DECODE, provider, arguments).ok
+        return
+    check(provider, "-", arguments, TOLERANCE["float32"])
+
+
+def test_each_number_of_rows_has_its_way() -> None:
+    chosen = [_decode_triton.config(rows, 16, 32, 128, nvidia=False) for rows in (1, 6, 20)]
+    assert len({*chosen}) == 3, chosen
+
+
+@pytest.mark.parametrize(("provider", "way"), [p for p in PROVIDED if p.values[0] != "engine"])
+def test_slot_zero_is_real_where_no_slot_is_null(provider: str, way: str) -> None:
+    arguments = Inputs([0, 3]).arguments
+    check(provider, way, (*arguments[:-1], None), TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(("provider", "way"), PROVIDED)
+def test_far_gates(provider: str, way: str) -> None:
+    """Where softplus and sigmoid are 0, 1, or the argument itself."""
+    arguments = Inputs([1, 2, 3], plain=True, hk=1, group=2).arguments
+    arguments[1].copy_(torch.tensor([[-60.0, 60.0], [0.0, 1e4], [-1e4, 3.0]]))
+    arguments[2].copy_(torch.tensor([[-200.0, 200.0], [0.0, 1e4], [-1e4, 3.0]]))
+    check(provider, way, arguments, TOLERANCE["float32"])
+
+
+def test_as_torch_sees_it() -> None:
+    harness.opcheck(GDN_DECODE, Inputs([1, 0, 3]).arguments)
+
+
+def test_triton_refuses_what_it_cannot_compute() -> None:
+    arguments = Inputs([1, 2]).arguments
+    verdict = registry.supports(GDN_DECODE, "triton", (arguments[0].double(), *arguments[1:]))
+    assert not verdict.ok and "float64" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: torch.zeros(2, 60)}, "60 channels"),
+        ({1: torch.zeros(2, 3)}, "a and b"),
+        ({3: torch.zeros(64, 1)}, "conv_weight"),
+        ({4: torch.zeros(3)}, "conv_bias"),
+        ({5: torch.zeros(8, 64, 2)}, "conv_state"),
+        ({6: torch.zeros(8, 4, 8)}, "ssm_state"),
+        ({7: torch.zeros(3, dtype=torch.int32)}, "slots"),
+        ({8: torch.zeros(3)}, "A_log"),
+        ({12: "gelu"}, "activation"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[int, Any], message: str) -> None:
+    given = [change.get(i, value) for i, value in enumerate(Inputs([1, 2]).arguments)]
+    names = ("conv_weight", "conv_bias", "conv_state", "ssm_state", "slots", "A_log", "dt_bias", "scale", "eps")
+    with pytest.raises(ValueError, match=message):
+        gdn_decode(*given[:3], **dict(zip((*names, "activation", "null_slot"), given[3:], strict=True)))
