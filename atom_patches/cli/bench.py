@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,13 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     except suite.SuiteError as error:
         raise CommandError(str(error)) from error
-    found = Found(running.machine, running.broken)
+    found, begin = Found(running.machine, running.broken), time.monotonic()
     try:
         keys = _selected(running.cases, arguments)
         if arguments.warm and setup.device != "cpu":
             _warm(setup, keys)
         for number, report in enumerate(running.run(keys), 1):
-            _progress(f"[{number}/{len(keys)}] {report.operation}  {report.label}  {_brief(report)}")
+            passed = time.monotonic() - begin
+            _progress(f"[{number}/{len(keys)}, {passed:.0f} s] {report.operation}  {report.label}  {_brief(report)}")
             found.add(report)
             _write(arguments.json, found)
     except KeyboardInterrupt:

@@ -21,9 +21,9 @@ from atom_patches.kernels.results import CaseReport, Served, Timing
 SETS_MEMORY = 8e9
 """Bytes that the sets of inputs of one case may take together."""
 
-MOST_SETS = 512
+MOST_SETS = 256
 BASELINE = "engine, as it calls it"
-BUDGET = 1.5
+BUDGET = 0.8
 """Seconds that the replays of one case should take."""
 
 CPU_LIMIT = (256e6, 2e10)
