@@ -1,0 +1,288 @@
+"""Triton kernels of absorbed latent attention.
+
+A program holds a block of query rows and walks over its keys; the latent part of a key, loaded once, serves the
+scores and the values. A split is a part of the keys whose result is merged later.
+"""
+
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# (types that exist only while Triton compiles)
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from atom_patches.kernels.e4m3_triton import encode_e4m3
+
+PLAIN = tl.constexpr(0)
+SCALED = tl.constexpr(1)
+PACKED = tl.constexpr(2)
+GROUP = tl.constexpr(128)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_query(q, at, mine, L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr):
+    """The latent part of the rows at `at`, as a tuple of WIDTH columns each, and their rope part."""
+    latents = ()
+    for g in tl.static_range(L // WIDTH):
+        column = g * WIDTH + tl.arange(0, WIDTH)[None, :]
+        latents = latents + (tl.load(q + at[:, None] + column, mask=mine[:, None], other=0.0),)
+    column = L + tl.arange(0, R)[None, :]
+    return latents, tl.load(q + at[:, None] + column, mask=mine[:, None], other=0.0)
+
+
+@triton.jit
+def _nothing_yet(ROWS: tl.constexpr, L: tl.constexpr, WIDTH: tl.constexpr):
+    """The running softmax before the first key: sums of exp2(score - top) * latent, of exp2(score - top), and top."""
+    state = ()
+    for _ in tl.static_range(L // WIDTH):
+        state = state + (tl.zeros((ROWS, WIDTH), tl.float32),)
+    return state, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
+
+
+@triton.jit
+def _take_in(
+    state, total, top, q_latents, q_rope, latent, scales, rope, latent_at, scales_at, rope_at, inside, visible, factor,
+    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr,
+):  # fmt: skip
+    """One step of the running softmax, over the tokens whose parts lie at the given offsets, where inside.
+
+    A group's scale is applied to its scores and to its weights instead of to its values: those go to the matrix unit as
+    they are.
+    """
+    narrow = tl.load(rope + rope_at[:, None] + tl.arange(0, R)[None, :], mask=inside[:, None], other=0)
+    if LAYOUT == SCALED:
+        narrow = narrow.to(tl.float8e4nv, bitcast=True)
+    scores = tl.dot(q_rope, tl.trans(narrow.to(q_rope.dtype)), input_precision="ieee")
+    wides = ()
+    factors = ()
+    for g in tl.static_range(L // WIDTH):
+        column = g * WIDTH + tl.arange(0, WIDTH)[None, :]
+        wide = tl.load(latent + latent_at[:, None] + column, mask=inside[:, None], other=0)
+        if LAYOUT != PLAIN:
+            wide = wide.to(tl.float8e4nv, bitcast=True)
+        wide = wide.to(q_rope.dtype)
+        wides = wides + (wide,)
+        if LAYOUT == PACKED:
+            scale = tl.load(scales + scales_at + g, mask=inside, other=0.0)
+            factors = factors + (scale,)
+            scores += tl.dot(q_latents[g], tl.trans(wide), input_precision="ieee") * scale[None, :]
+        else:
+            scores = tl.dot(q_latents[g], tl.trans(wide), scores, input_precision="ieee")
+    scores = tl.where(visible, scores * factor, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - shift[:, None])
+    fade = tl.exp2(top - shift)
+    total = total * fade + tl.sum(weights, 1)
+    faded = ()
+    for g in tl.static_range(L // WIDTH):
+        part = weights
+        if LAYOUT == PACKED:
+            part = weights * factors[g][None, :]
+        faded = faded + (tl.dot(part.to(q_rope.dtype), wides[g], state[g] * fade[:, None], input_precision="ieee"),)
+    return faded, total, higher
+
+
+@triton.jit
+def _store(
+    state, total, top, value_factor, out, lse, place, mine, written,
+    L: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The rows' results, where written, and their natural log-sum-exp."""
+    some = total > 0.0
+    log_sum = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+    tl.store(lse + place, log_sum, mask=mine)
+    norm = value_factor / tl.where(some, total, 1.0)
+    for g in tl.static_range(L // WIDTH):
+        at = place[:, None] * L + (g * WIDTH + tl.arange(0, WIDTH))[None, :]
+        tl.store(out + at, (state[g] * norm[:, None]).to(out.dtype.element_ty), mask=(mine & written)[:, None])
+
+
+@triton.jit
+def dense(
+    q, latent, scales, rope, cache_scale, block_table, cu_seqlens, lengths, out, lse,
+    rows, sequences, heads, scale, q_token, q_head, table_row, table_column,
+    latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
+    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Rows are (token, head) pairs, head fastest; block b of the grid is found in the sequence whose blocks, counted
+    from cu_seqlens * heads // ROWS + its number, hold it. The rows after the last sequence are one without keys."""
+    here = tl.program_id(0)
+    split = tl.program_id(1)
+    before = 0
+    for first in range(0, sequences + 1, 128):
+        number = first + tl.arange(0, 128)
+        listed = number <= sequences
+        begin = tl.load(cu_seqlens + number, mask=listed, other=0).to(tl.int64) * heads // ROWS + number
+        before += tl.sum((listed & (begin <= here)).to(tl.int32))
+    sequence = before - 1
+    token_begin = tl.load(cu_seqlens + sequence).to(tl.int64)
+    real = sequence < sequences
+    token_end = tl.load(cu_seqlens + sequence + 1, mask=real, other=0).to(tl.int64)
+    row_begin = token_begin * heads
+    row_end = tl.where(real, token_end * heads, rows)
+    block_begin = row_begin + (here - (row_begin // ROWS + sequence)) * ROWS
+    if block_begin >= row_end:
+        return
+    length = tl.load(lengths + sequence, mask=real, other=0)
+    row = block_begin + tl.arange(0, ROWS)
+    mine = row < row_end
+    token = row // heads
+    seen = length - (token_end - token).to(tl.int32) + 1
+    last_token = (tl.minimum(block_begin + ROWS, row_end) - 1) // heads
+    end = length - (token_end - last_token).to(tl.int32) + 1
+    end = tl.where(real, tl.maximum(end, 0), 0)
+    part = tl.cdiv(tl.cdiv(end, KEYS), SPLITS) * KEYS
+    begin = split * part
+    end = tl.minimum(begin + part, end)
+
+    factor = scale * LOG2E
+    value_factor = 1.0
+    if LAYOUT == SCALED:
+        value_factor = tl.load(cache_scale)
+        factor = factor * value_factor
+    q_at = token * q_token + (row % heads) * q_head
+    q_latents, q_rope = _load_query(q, q_at, mine, L, R, WIDTH)
+    state, total, top = _nothing_yet(ROWS, L, WIDTH)
+    table = block_table + sequence.to(tl.int64) * table_row
+    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+        position = first + tl.arange(0, KEYS)
+        inside = position < end
+        if PAGE % KEYS == 0:  # all of them in one block, whose number then stays out of the vectors
+            block = tl.load(table + (first // PAGE) * table_column).to(tl.int64)
+            place = first % PAGE + tl.arange(0, KEYS)
+            latents = latent + block * latent_block
+            factors = scales + block * scales_block if LAYOUT == PACKED else scales
+            ropes = rope + block * rope_block
+            latents_at = place * latent_place
+            factors_at = place * scales_place
+            ropes_at = place * rope_place
+        else:
+            block = tl.load(table + (position // PAGE) * table_column, mask=inside, other=0).to(tl.int64)
+            place = position % PAGE
+            latents = latent
+            factors = scales
+            ropes = rope
+            latents_at = block * latent_block + place * latent_place
+            factors_at = block * scales_block + place * scales_place
+            ropes_at = block * rope_block + place * rope_place
+        visible = position[None, :] < tl.minimum(seen, end)[:, None]
+        state, total, top = _take_in(
+            state, total, top, q_latents, q_rope, latents, factors, ropes, latents_at, factors_at, ropes_at, inside,
+            visible, factor, L, R, WIDTH, LAYOUT,
+        )  # fmt: skip
+    place = split * rows + row
+    written = (SPLITS == 1) | (begin < end)
+    _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
+
+
+@triton.jit
+def sparse(
+    q, latent, scales, rope, cache_scale, indices, out, lse,
+    rows, count, heads, scale, q_token, q_head, indices_row, indices_column,
+    latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
+    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One token, a block of its heads, a part of its slots up to the last one in use."""
+    blocks = tl.cdiv(heads, ROWS)
+    token = (tl.program_id(0) // blocks).to(tl.int64)
+    head = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    mine = head < heads
+    line = indices + token * indices_row
+    every = tl.arange(0, COUNT)
+    filled = tl.load(line + every * indices_column, mask=every < count, other=-1) >= 0
+    end = tl.max(tl.where(filled, every + 1, 0))
+    part = tl.cdiv(tl.cdiv(end, KEYS), SPLITS) * KEYS
+    begin = split * part
+    end = tl.minimum(begin + part, end)
+
+    factor = scale * LOG2E
+    value_factor = 1.0
+    if LAYOUT == SCALED:
+        value_factor = tl.load(cache_scale)
+        factor = factor * value_factor
+    q_at = token * q_token + head * q_head
+    q_latents, q_rope = _load_query(q, q_at, mine, L, R, WIDTH)
+    state, total, top = _nothing_yet(ROWS, L, WIDTH)
+    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+        number = first + tl.arange(0, KEYS)
+        slot = tl.load(line + number * indices_column, mask=number < end, other=-1)
+        used = slot >= 0
+        slot = tl.where(used, slot, 0).to(tl.int64)
+        block = slot // PAGE
+        place = slot % PAGE
+        state, total, top = _take_in(
+            state, total, top, q_latents, q_rope, latent, scales, rope,
+            block * latent_block + place * latent_place, block * scales_block + place * scales_place,
+            block * rope_block + place * rope_place, used, used[None, :], factor, L, R, WIDTH, LAYOUT,
+        )  # fmt: skip
+    place = split * rows + token * heads + head
+    written = (SPLITS == 1) | (begin < end)
+    _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
+
+
+@triton.jit
+def merge(parts, part_lse, out, lse, rows, L: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    """Combine the splits of one row, WIDTH of its values: weights exp(lse of the part - lse of all). Parts without
+    keys were never written."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    split = tl.arange(0, SPLITS)
+    log_sum = tl.load(part_lse + split * rows + row)
+    top = tl.max(log_sum)
+    weight = tl.exp(log_sum - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight)
+    at = (split * rows + row)[:, None] * L + column[None, :]
+    inside = (weight > 0.0)[:, None] & (column < L)[None, :]
+    part = tl.load(parts + at, mask=inside, other=0.0)
+    result = tl.sum(part * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + row * L + column, result.to(out.dtype.element_ty), mask=column < L)
+    if tl.program_id(1) == 0:
+        some = total > 0.0
+        tl.store(lse + row, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")))
+
+
+@triton.jit
+def write(
+    latent, rope, slots, cache_latent, cache_scales, cache_rope, cache_scale, latent_row, rope_row, slots_stride,
+    latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
+    latent_size, rope_size, LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUPS: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """One token; its latent as GROUPS (a power of two) rows of 128."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token * slots_stride).to(tl.int64)
+    if slot < 0:
+        return
+    block = slot // PAGE
+    place = slot % PAGE
+    column = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < latent_size
+    narrow_column = tl.arange(0, R)
+    narrow_inside = narrow_column < rope_size
+    wide = tl.load(latent + token * latent_row + column, mask=inside, other=0.0).to(tl.float32)
+    narrow = tl.load(rope + token * rope_row + narrow_column, mask=narrow_inside, other=0.0).to(tl.float32)
+    to_latent = cache_latent + block * latent_block + place * latent_place
+    to_rope = cache_rope + block * rope_block + place * rope_place
+    if LAYOUT == PLAIN:
+        tl.store(to_latent + column, wide.to(cache_latent.dtype.element_ty), mask=inside)
+        tl.store(to_rope + narrow_column, narrow.to(cache_rope.dtype.element_ty), mask=narrow_inside)
+    elif LAYOUT == SCALED:
+        scale = tl.load(cache_scale)
+        tl.store(to_latent + column, encode_e4m3(tl.div_rn(wide, scale + tl.zeros_like(wide))), mask=inside)
+        divided = tl.div_rn(narrow, scale + tl.zeros_like(narrow))
+        tl.store(to_rope + narrow_column, encode_e4m3(divided), mask=narrow_inside)
+    else:
+        largest = tl.max(tl.abs(wide), 1)
+        scale = tl.maximum(tl.div_rn(largest, tl.full((GROUPS,), 448.0, tl.float32)), 1.1754943508222875e-38)
+        divided = tl.div_rn(wide, tl.broadcast_to(scale[:, None], (GROUPS, GROUP)))
+        tl.store(to_latent + column, encode_e4m3(divided), mask=inside)
+        group = tl.arange(0, GROUPS)
+        to_scales = cache_scales + block * scales_block + place * scales_place
+        tl.store(to_scales + group, scale, mask=group * GROUP < latent_size)
+        tl.store(to_rope + narrow_column, narrow.to(tl.bfloat16), mask=narrow_inside)

@@ -1,0 +1,189 @@
+"""Triton kernels of the sparse indexer: the key cache, the logits, and the step from positions to slots."""
+
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# (types that exist only while Triton compiles)
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from atom_patches.kernels.e4m3_triton import encode_e4m3, power_of_two_above
+
+
+@triton.jit
+def write(
+    key, slots, values, scales, count, size, key_row, key_column, slots_stride, values_block, scales_block,
+    PAGE: tl.constexpr, POWER_OF_TWO: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots + row.to(tl.int64) * slots_stride, mask=row < count, other=-1).to(tl.int64)
+    real = slot >= 0
+    slot = tl.where(real, slot, 0)
+    column = tl.arange(0, COLUMNS)
+    inside = real[:, None] & (column < size)[None, :]
+    at = (row.to(tl.int64) * key_row)[:, None] + (column * key_column)[None, :]
+    x = tl.load(key + at, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(x), 1), 1e-4)
+    scale = tl.div_rn(largest, tl.full((ROWS,), 448.0, tl.float32))
+    if POWER_OF_TWO:
+        scale = power_of_two_above(scale)
+    divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], (ROWS, COLUMNS)))
+    block = slot // PAGE
+    place = slot % PAGE
+    at = (block * values_block + place * size)[:, None] + column[None, :]
+    tl.store(values + at, encode_e4m3(divided), mask=inside)
+    tl.store(scales + block * scales_block + place, scale, mask=real)
+
+
+@triton.jit
+def gather(
+    values, scales, block_table, cu_seqlens, key, key_scale, total, requests, size,
+    table_row, table_column, values_block, scales_block,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """ROWS tokens of the result; the request of each is the number of requests that end at or before it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    owner = tl.zeros((ROWS,), tl.int32)
+    for first in range(0, requests, 128):
+        number = first + tl.arange(0, 128)
+        listed = number < requests
+        stop = tl.load(cu_seqlens + 1 + number, mask=listed, other=0)
+        owner += tl.sum((listed[None, :] & (stop[None, :] <= row[:, None])).to(tl.int32), 1)
+    inside = row < total
+    real = inside & (owner < requests)
+    position = row - tl.load(cu_seqlens + owner, mask=real, other=0)
+    at = owner.to(tl.int64) * table_row + (position // PAGE).to(tl.int64) * table_column
+    block = tl.load(block_table + at, mask=real, other=0).to(tl.int64)
+    place = position % PAGE
+    column = tl.arange(0, COLUMNS)
+    wanted = column < size
+    at = (block * values_block + place * size)[:, None] + column[None, :]
+    x = tl.load(values + at, mask=real[:, None] & wanted[None, :], other=0)
+    scale = tl.load(scales + block * scales_block + place, mask=real, other=0.0)
+    tl.store(key + row.to(tl.int64)[:, None] * size + column[None, :], x, mask=inside[:, None] & wanted[None, :])
+    tl.store(key_scale + row, scale, mask=inside)
+
+
+@triton.jit
+def _typed(x, FP8: tl.constexpr):
+    """E4M3 bytes as the matrix unit takes them: as they are, or exactly widened."""
+    x = x.to(tl.float8e4nv, bitcast=True)
+    if not FP8:
+        x = x.to(tl.bfloat16)
+    return x
+
+
+@triton.jit
+def _score(key, scale, q, weights):
+    """key [KEYS, D], scale [KEYS], q [H, D], weights [H] -> [KEYS]."""
+    scores = tl.dot(key, tl.trans(q))
+    return tl.sum(tl.maximum(scores, 0.0) * weights[None, :], 1) * scale
+
+
+@triton.jit
+def logits_ragged(
+    q, key, key_scale, weights, start, end, out, tokens, columns, heads, size,
+    q_token, q_head, key_row, scale_stride, weights_token, weights_head, start_stride, end_stride,
+    FP8: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys against TOKENS queries, one after the other."""
+    first = tl.program_id(1) * TOKENS
+    column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    stored = column < columns
+    token = first + tl.arange(0, TOKENS)
+    listed = token < tokens
+    begins = tl.load(start + token.to(tl.int64) * start_stride, mask=listed, other=0)
+    ends = tl.load(end + token.to(tl.int64) * end_stride, mask=listed, other=0)
+    fitting = tl.minimum(TOKENS, tokens - first)
+    wide_first = first.to(tl.int64)
+    line = out + wide_first * columns + column
+    low = tl.min(tl.where(begins < ends, begins, columns))
+    high = tl.max(tl.where(begins < ends, ends, 0))
+    if (tl.program_id(0) * KEYS >= high) | (tl.program_id(0) * KEYS + KEYS <= low):
+        for t in range(0, fitting):
+            tl.store(line + t * columns, tl.full((KEYS,), float("-inf"), tl.float32), mask=stored)
+        return
+    head = tl.arange(0, H)
+    d = tl.arange(0, D)
+    at = (column.to(tl.int64) * key_row)[:, None] + d[None, :]
+    x = tl.load(key + at, mask=stored[:, None] & (d < size)[None, :], other=0)
+    scale = tl.load(key_scale + column.to(tl.int64) * scale_stride, mask=stored, other=0.0)
+    x = _typed(x, FP8)
+    q_at = (head * q_head)[:, None] + d[None, :]
+    q_inside = (head < heads)[:, None] & (d < size)[None, :]
+    q += wide_first * q_token
+    weights += wide_first * weights_token
+    start += wide_first * start_stride
+    end += wide_first * end_stride
+    for t in tl.range(0, fitting, num_stages=STAGES):
+        query = _typed(tl.load(q + t * q_token + q_at, mask=q_inside, other=0), FP8)
+        factor = tl.load(weights + t * weights_token + head * weights_head, mask=head < heads, other=0.0)
+        begin = tl.load(start + t * start_stride)
+        stop = tl.load(end + t * end_stride)
+        result = tl.where((column >= begin) & (column < stop), _score(x, scale, query, factor), float("-inf"))
+        tl.store(line + t * columns, result, mask=stored)
+
+
+@triton.jit
+def logits_paged(
+    q, values, scales, weights, block_table, requests, lengths, out, columns, heads, size,
+    q_token, q_head, weights_token, weights_head, table_row, table_column, requests_stride, lengths_stride,
+    values_block, scales_block,
+    HAS_REQUESTS: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr,
+    D: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One query; its tiles of keys are dealt out to the programs of the second axis, and so is the rest of its row."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
+    owner = token
+    if HAS_REQUESTS:
+        owner = tl.load(requests + token * requests_stride).to(tl.int64)
+    length = tl.minimum(tl.load(lengths + token * lengths_stride), columns)
+    length = tl.where(owner >= 0, tl.maximum(length, 0), 0)
+    line = out + token * columns
+    head = tl.arange(0, H)
+    d = tl.arange(0, D)
+    q_at = token * q_token + (head * q_head)[:, None] + d[None, :]
+    query = _typed(tl.load(q + q_at, mask=(head < heads)[:, None] & (d < size)[None, :], other=0), FP8)
+    factor = tl.load(weights + token * weights_token + head * weights_head, mask=head < heads, other=0.0)
+    table = block_table + owner * table_row
+    for first in tl.range(part * KEYS, length, parts * KEYS, num_stages=STAGES):
+        position = first + tl.arange(0, KEYS)
+        inside = position < length
+        if PAGE % KEYS == 0:
+            block = tl.load(table + (first // PAGE) * table_column).to(tl.int64)
+            place = first % PAGE + tl.arange(0, KEYS)
+        else:
+            block = tl.load(table + (position // PAGE) * table_column, mask=inside, other=0).to(tl.int64)
+            place = position % PAGE
+        at = (block * values_block + place * size)[:, None] + d[None, :]
+        x = _typed(tl.load(values + at, mask=inside[:, None] & (d < size)[None, :], other=0), FP8)
+        scale = tl.load(scales + block * scales_block + place, mask=inside, other=0.0)
+        result = tl.where(inside, _score(x, scale, query, factor), float("-inf"))
+        tl.store(line + position, result, mask=position < columns)
+    covered = tl.cdiv(length, KEYS) * KEYS
+    for first in range(covered + part * 1024, columns, parts * 1024):
+        position = first + tl.arange(0, 1024)
+        tl.store(line + position, tl.full((1024,), float("-inf"), tl.float32), mask=position < columns)
+
+
+@triton.jit
+def local_to_paged(
+    indices, requests, block_table, out, count, blocks, indices_row, indices_column, requests_stride,
+    table_row, table_column, HAS_REQUESTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    owner = row
+    if HAS_REQUESTS:
+        owner = tl.load(requests + row * requests_stride).to(tl.int64)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    stored = column < count
+    index = tl.load(indices + row * indices_row + column * indices_column, mask=stored, other=-1)
+    number = index // PAGE
+    real = (index >= 0) & (number < blocks) & (owner >= 0)
+    at = owner * table_row + number.to(tl.int64) * table_column
+    block = tl.load(block_table + at, mask=real, other=0)
+    slot = tl.where(real, block * PAGE + index % PAGE, -1)
+    tl.store(out + row * count + column, slot, mask=stored)
