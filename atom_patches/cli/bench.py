@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             found.add(report)
             _write(arguments.json, found)
     except KeyboardInterrupt:
-        found.broken = found.broken | {"the run": "interrupted; what follows is incomplete"}
+        found.broken = found.broken | {"the run": f"interrupted after {len(found.reports)} cases"}
     finally:
         running.close()
     if arguments.record:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from atom_patches import arming
 from atom_patches.kernels import contract, registry
 from atom_patches.kernels.registry import Operation
 
@@ -29,8 +30,11 @@ if not GPU:
 
         round_casts()
         widen_bfloat16_dots()
-elif importlib.util.find_spec("vllm") is not None:
-    registry.offer_engine("atom_patches.vllm.kernels")
+else:
+    for engine in arming.ENGINES:
+        if importlib.util.find_spec(engine) is not None:
+            registry.offer_engine(f"atom_patches.{engine}.kernels")
+            break
 
 
 def providers(operation: Operation) -> list[str]:
