@@ -5,7 +5,7 @@
 
 Candidates are compiled by several processes into Triton's cache first. Then the two products are timed apart, for each
 number of rows of a block, on weights that the second-level cache does not hold, and the best pairs are timed as a
-whole: with and without the sort, with and without the early start of the next kernel. The result goes to
+whole: with and without the sort, and with and without the early start of the next kernel. The result goes to
 `atom_patches/kernels/fused_moe/configs/<GPU>/`, or below FOLDER, and is used from then on. The last columns are the
 engine's own kernel, where vLLM is installed, and the ratio to it.
 """
@@ -38,9 +38,12 @@ from atom_patches.kernels.fused_moe.tuned import Config, Shape, Tile  # noqa: E4
 
 SHARED_MEMORY = {"cuda": 227 * 1024, "hip": 64 * 1024}
 KEPT = 3
-"""Best tiles of each product that are tried together."""
+"""Best tiles of each product that are put together."""
 
-Arguments = Any  # of `fused_moe`, in order: pyright counts a tuple that is unpacked
+FINALISTS = 4
+"""Best pairs of a batch that are timed as a whole."""
+
+Arguments = tuple[Any, ...]
 
 
 def row_counts(shape: Shape, tokens: int) -> tuple[int, ...]:
@@ -65,16 +68,17 @@ def tiles(rows: int, shape: Shape, backend: str) -> Iterator[tuple[Tile, Tile]]:
 
 def _tiles(rows: int, halves: int) -> Iterator[Tile]:
     if rows <= 32:
-        depths = {64: (4, 6), 128: (3, 4, 5), 256: (2, 3), 512: (1, 2)}
+        depths = {64: (4, 6), 128: (3, 4, 5), 256: (2, 3)}
         for n in (16, 32, 64) if halves == 2 else (32, 64, 128):
             for k, stages in depths.items():
-                if k == 512 and (halves == 2 or n > 64):
-                    continue
                 yield from (Tile(n, k, 4, stage) for stage in stages)
                 if n == 64 * (3 - halves):
                     yield Tile(n, k, 8, stages[0])
-                if n >= 64 and k <= 256:
+                if n >= 64:
                     yield from (Tile(n, k, 4, stage, swap=True) for stage in stages)
+        if halves == 1:
+            yield from (Tile(16, 512, 4, 1), Tile(32, 512, 4, 1), Tile(32, 512, 8, 1), Tile(64, 512, 8, 1))
+            yield Tile(64, 512, 4, 1, swap=True)
         return
     for n in (64, 128) if halves == 2 else (64, 128, 256):
         for k in (64, 128):
@@ -182,33 +186,53 @@ def seconds(call: Callable[[int], Any], sets: int, repeats: int = 3) -> float:
     return statistics.median(times[1:])
 
 
-def tune(shape: Shape, tokens: int, weights: tuple[Tensor, Tensor], failed: set[Config], engine: Any) -> dict[str, Any]:
-    """The best configuration for a batch, with its time; printed as it is found."""
-    device = weights[0].device
-    backend = "cuda" if torch.version.hip is None else "hip"
-    sets = max(2, min(16, 256 // max(1, tokens)))
-    calls = [arguments(shape, tokens, device, seed, weights) for seed in range(sets)]
-    chosen = sum(call[4].unique().numel() for call in calls) / sets
-    usual = tuned.default(shape, tokens, hip=backend == "hip")
-    good = [pair for rows in row_counts(shape, tokens) for pair in _pairs(shape, tokens, rows, calls, failed, backend)]
-    good.sort(key=lambda item: item[0])
-    tried: list[tuple[float, Config]] = [(_whole(usual, calls, sets), usual)]
-    for _, config in good[:4]:
-        tried.append((_whole(config, calls, sets), config))
-    best = min(tried, key=lambda item: item[0])[1]
-    for other in _variants(best, shape, tokens, backend):
-        tried.append((_whole(other, calls, sets), other))
-    time_, best = min(tried, key=lambda item: item[0])
-    _verify(best, calls[0])
-    line = f"{tokens:6} tokens, {chosen:.0f} experts: {1e6 * time_:8.1f} us, default {1e6 * tried[0][0]:8.1f}"
-    entry: dict[str, Any] = {"config": best.as_json(), "us": round(1e6 * time_, 1)}
-    if engine is not None:
-        own = seconds(lambda i: engine.fused_moe(*calls[i]), sets)
-        entry["engine_us"] = round(1e6 * own, 1)
-        line += f", engine {1e6 * own:8.1f}, {own / time_:.2f} x"
-    flags = ("" if best.tables else " unsorted") + (" early" if best.early else "")
-    print(f"{line}; rows {best.rows}{flags} {_short(best.first)}, {_short(best.second)}", flush=True)
-    return entry
+class Batch:
+    """Calls with `tokens` tokens each, and what was found for them."""
+
+    def __init__(self, shape: Shape, tokens: int, weights: tuple[Tensor, Tensor]) -> None:
+        self.shape, self.tokens = shape, tokens
+        self.backend = "cuda" if torch.version.hip is None else "hip"
+        self.sets = max(2, min(16, 256 // max(1, tokens)))
+        self.calls = [arguments(shape, tokens, weights[0].device, seed, weights) for seed in range(self.sets)]
+        self.usual = tuned.default(shape, tokens, hip=self.backend == "hip")
+
+    def finalists(self, failed: set[Config]) -> list[Config]:
+        """The best tiles of the two products, put together, in every way to run them."""
+        good: list[tuple[float, Config]] = []
+        for rows in row_counts(self.shape, self.tokens):
+            good += _pairs(self.shape, self.tokens, rows, self.calls, failed, self.backend)
+        good.sort(key=lambda item: item[0])
+        best = [config for _, config in good[:FINALISTS]]
+        whole = [config for _, config in good if config.second.k >= self.shape.intermediate][:2]
+        return [way for config in dict.fromkeys(best + whole) for way in self._ways(config)]
+
+    def _ways(self, config: Config) -> Iterator[Config]:
+        early = self.backend == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
+        for tables in (True, False) if _may_search(self.shape, self.tokens) else (True,):
+            for ahead in (False, True) if early and self.tokens <= 1024 else (False,):
+                yield replace(config, tables=tables, early=ahead)
+
+    def decide(self, finalists: list[Config], engine: Any) -> dict[str, Any]:
+        """Time the finalists; the best, with its time."""
+        timed = [(self._whole(config), config) for config in (self.usual, *finalists)]
+        usual = timed[0][0]
+        timed.sort(key=lambda item: item[0])
+        for time_, config in timed[:5]:
+            print(f"    {1e6 * time_:8.1f} us {_described(config)}")
+        time_, best = timed[0]
+        _verify(best, self.calls[0])
+        chosen = sum(call[4].unique().numel() for call in self.calls) / self.sets
+        line = f"{self.tokens:6} tokens, {chosen:.0f} experts: {1e6 * time_:8.1f} us, default {1e6 * usual:8.1f}"
+        entry: dict[str, Any] = {"config": best.as_json(), "us": round(1e6 * time_, 1)}
+        if engine is not None:
+            own = seconds(lambda i: engine.fused_moe(*self.calls[i]), self.sets, 7)
+            entry["engine_us"] = round(1e6 * own, 1)
+            line += f", engine {1e6 * own:8.1f}, {own / time_:.2f} x"
+        print(f"{line}; {_described(best)}", flush=True)
+        return entry
+
+    def _whole(self, config: Config) -> float:
+        return seconds(lambda i: triton_impl.run(*self.calls[i], config=config), self.sets, 7)
 
 
 def _pairs(
@@ -217,10 +241,14 @@ def _pairs(
     """The best tiles of the two products, put together, with the sum of their times."""
     sets, tables = len(calls), not _may_search(shape, tokens)
     options = [c for c in candidates(shape, tokens, backend)[1:] if c.rows == rows and c not in failed]
-    plans = [triton_impl.planned(*call[:3], call[4], None, None, options[0]) for call in calls]
+    plans = [
+        triton_impl.planned(call[0], call[1], call[2], call[4], None, None, replace(options[0], tables=tables))
+        for call in calls
+    ]
 
     def first(tile: Tile, i: int) -> Tensor:
-        return triton_impl.gate_up(plans[i], *calls[i][:2], None, Config(rows, tables, tile, tile))
+        x, w13 = calls[i][:2]
+        return triton_impl.gate_up(plans[i], x, w13, None, Config(rows, tables, tile, tile))
 
     firsts = _ranked((option.first for option in options), first, sets)
     between = [first(firsts[0][1], i) for i in range(sets)]
@@ -233,7 +261,8 @@ def _pairs(
     for name, ranked in (("first", firsts), ("second", others)):
         best = ", ".join(f"{1e6 * t:.1f} us {_short(tile)}" for t, tile in ranked[:4])
         print(f"  rows {rows}, {name}: {best} ... {1e6 * ranked[-1][0]:.1f} us {_short(ranked[-1][1])}", flush=True)
-    return [(a + b, Config(rows, tables, one, two)) for a, one in firsts[:KEPT] for b, two in others[:KEPT]]
+    whole = [item for item in others[KEPT:] if item[1].k >= shape.intermediate][:1]
+    return [(a + b, Config(rows, tables, one, two)) for a, one in firsts[:KEPT] for b, two in others[:KEPT] + whole]
 
 
 def _ranked(tiles: Iterable[Tile], call: Callable[[Tile, int], Any], sets: int) -> list[tuple[float, Tile]]:
@@ -246,24 +275,10 @@ def _ranked(tiles: Iterable[Tile], call: Callable[[Tile, int], Any], sets: int) 
     return sorted(found, key=lambda item: item[0])
 
 
-def _whole(config: Config, calls: list[Arguments], sets: int) -> float:
-    return seconds(lambda i: triton_impl.run(*calls[i], config), sets, 7)
-
-
-def _variants(config: Config, shape: Shape, tokens: int, backend: str) -> Iterator[Config]:
-    if _may_search(shape, tokens):
-        config = replace(config, tables=not config.tables)
-        yield config
-    if backend == "cuda" and torch.cuda.get_device_capability() >= (9, 0):
-        yield replace(config, early=True)
-        if _may_search(shape, tokens):
-            yield replace(config, early=True, tables=not config.tables)
-
-
 def _verify(config: Config, call: Arguments) -> None:
     """The configuration computes what the plainest one computes; the reference is for the tests."""
     few = min(256, call[0].shape[0])
-    got = triton_impl.run(*call, config)[:few].float()
+    got = triton_impl.run(*call, config=config)[:few].float()
     part = (call[0][:few], call[1], call[2], call[3][:few], call[4][:few])
     want = reference.fused_moe(*part, None, None, None, None).float()
     if not torch.allclose(got, want, rtol=0.03, atol=0.03):
@@ -273,6 +288,11 @@ def _verify(config: Config, call: Arguments) -> None:
 def _short(tile: Tile) -> str:
     extras = (" swap" if tile.swap else "") + (f" g{tile.group}" if tile.group > 1 else "")
     return f"{tile.n}x{tile.k} w{tile.warps} s{tile.stages}{extras}"
+
+
+def _described(config: Config) -> str:
+    flags = ("" if config.tables else " unsorted") + (" early" if config.early else "")
+    return f"rows {config.rows}{flags}, {_short(config.first)}, {_short(config.second)}"
 
 
 def target() -> str:
@@ -300,7 +320,7 @@ def main() -> int:
     aim = "cuda:90" if options.compile_only else target()
     backend = aim.partition(":")[0]
     jobs = [Job(shape, tokens, config, aim) for tokens in counts for config in candidates(shape, tokens, backend)]
-    jobs = list({(job.tokens, job.config): job for job in _distinct(jobs)}.values())
+    jobs = list(_distinct(jobs))
     print(f"{shape.file}: {len(jobs)} configurations to compile for {aim}, {options.jobs} processes", flush=True)
     failed = compile_all(jobs, options.jobs)
     if options.compile_only:
@@ -312,9 +332,18 @@ def main() -> int:
         importlib.import_module("atom_patches.vllm.kernels.fused_moe") if importlib.util.find_spec("vllm") else None
     )
     weights = bench.weights(device, shape.experts, shape.intermediate, shape.hidden, shape.dtype)
-    found: dict[str, Any] = {}
-    for tokens in counts:
-        found[str(tokens)] = tune(shape, tokens, weights, {config for _, config in failed}, engine)
+    batches = [Batch(shape, tokens, weights) for tokens in counts]
+    out_of = {config for _, config in failed}
+    finalists = {}
+    for batch in batches:
+        print(f"{batch.tokens} tokens, {time.monotonic() - start:.0f} s", flush=True)
+        finalists[batch.tokens] = batch.finalists(out_of)
+    jobs = [Job(shape, tokens, config, aim) for tokens, configs in finalists.items() for config in configs]
+    failed = compile_all(list(_distinct(jobs)), options.jobs)
+    found = {}
+    for batch in batches:
+        left = [c for c in finalists[batch.tokens] if (batch.tokens, c) not in failed]
+        found[str(batch.tokens)] = batch.decide(left, engine)
     path = options.out / gpu.replace(" ", "_") / shape.file
     path.parent.mkdir(parents=True, exist_ok=True)
     versions = {"gpu": gpu, "triton": importlib.import_module("triton").__version__, "torch": torch.__version__}

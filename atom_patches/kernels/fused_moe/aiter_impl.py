@@ -69,10 +69,12 @@ def moe_routing(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     weights = torch.empty(logits.shape[0], top_k, dtype=torch.float32, device=logits.device)
     ids = torch.empty(logits.shape[0], top_k, dtype=torch.int32, device=logits.device)
-    if weights.numel():
-        dense = logits if logits.is_contiguous() and not logits.data_ptr() % 16 else logits.contiguous().clone()
-        ROUTE(weights, ids, torch.empty_like(ids), dense, renormalize)
-    return weights if scaling == 1.0 else weights * scaling, ids
+    if not weights.numel():
+        return weights, ids
+    # Of a row without a softmax AITER would choose experts that are not there.
+    odd = ~logits.float().logsumexp(-1, keepdim=True).isfinite()
+    ROUTE(weights, ids, torch.empty_like(ids), logits.masked_fill(odd, 0.0).contiguous(), renormalize)
+    return weights.masked_fill_(odd, 0.0).mul_(scaling), ids
 
 
 def supports_fused_moe(

@@ -202,7 +202,7 @@ def planned(
     ids = (topk_ids, topk_ids.stride(0), topk_ids.stride(1), topk_ids if expert_map is None else expert_map)
     if config.tables or pairs > MOST_UNSORTED:
         routed = (pairs + min(experts, pairs) * (config.rows - 1)) // config.rows
-        order, table = _sorted(ids, pairs, experts, routed, sort, x.device)
+        order, table = _sorted(ids, pairs, experts, routed, sort, config.early, x.device)
         unsorted = 0
     else:
         routed, order, table = pairs, topk_ids, topk_ids
@@ -238,7 +238,8 @@ def down(
     _down[(plan.blocks * triton.cdiv(hidden, config.second.n),)](
         *plan.where, between, w2, w2.stride(0), w2.stride(1), w2.stride(2), extra, extra.stride(0), extra.stride(1),
         topk_weights, topk_weights.stride(0), topk_weights.stride(1), out, hidden, width,
-        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra), **_launch(config.second, hidden, width),
+        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra), WHOLE=config.second.k >= width,
+        **_launch(config.second, hidden, width),
     )  # fmt: skip
     return out
 
@@ -280,7 +281,7 @@ def _launch(tile: Tile, n: int, k: int) -> dict[str, Any]:
 
 def _sorted(
     ids: tuple[Tensor, int, int, Tensor], pairs: int, experts: int, blocks: int, sort: dict[str, Any],
-    device: torch.device,
+    early: bool, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The pairs in the order of their experts, and of each row block its expert (or -1), first place and rows."""
     order = torch.empty(pairs, dtype=torch.int32, device=device)
@@ -291,7 +292,7 @@ def _sorted(
         programs = triton.cdiv(max(pairs, blocks), chunk)
         tile = min(512, triton.next_power_of_2(pairs))
         _sort_few[(programs,)](
-            *ids, order, table, pairs, blocks, **sort, BINS=bins, CHUNK=chunk, TILE=tile, num_warps=4
+            *ids, order, table, pairs, blocks, **sort, BINS=bins, CHUNK=chunk, TILE=tile, EARLY=early, num_warps=4
         )
         return order, table
     chunks = triton.cdiv(pairs, CHUNK)
@@ -340,9 +341,11 @@ def _fill_table(block, written, counts, table, blocks, BLOCK_M: tl.constexpr, BI
 def _sort_few(
     ids, ids_row, ids_column, expert_map, order, table, pairs, blocks,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Every program looks at all pairs, and places CHUNK of them and fills in CHUNK row blocks."""
+    if EARLY:
+        gdc_launch_dependents()
     pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     own = _expert_of(pair, pair < pairs, ids, ids_row, ids_column, expert_map, TOP_K, MAPPED)
     place = tl.zeros((CHUNK,), dtype=tl.int32)
@@ -514,15 +517,15 @@ def _gate_up(
     gate = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
     more = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
     for begin in range(0, hidden, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(a_at, mask=real[:, None], other=0.0)
+        if EVEN_K:  # the weights first: the rows' addresses come from a second look-up
             g = tl.load(gate_at)
             u = tl.load(gate_at + up_offset)
+            a = tl.load(a_at, mask=real[:, None], other=0.0)
         else:
             deep = (begin + k < hidden)[None, :]
-            a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
             g = tl.load(gate_at, mask=deep, other=0.0)
             u = tl.load(gate_at + up_offset, mask=deep, other=0.0)
+            a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
         if SWAP:
             gate = tl.dot(g, tl.trans(a), gate, input_precision=PRECISION)
             more = tl.dot(u, tl.trans(a), more, input_precision=PRECISION)
@@ -546,10 +549,10 @@ def _down(
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
     SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """out[row] = (x[row] @ w2[expert].T) * routing weight, for BLOCK_M rows and BLOCK_N columns."""
     if EARLY:
-        gdc_wait()
         gdc_launch_dependents()
     block, column = _place(blocks, (hidden + BLOCK_N - 1) // BLOCK_N, GROUP)
     expert, row, token, real = _rows_of(
@@ -557,6 +560,8 @@ def _down(
         TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED,
     )  # fmt: skip
     if expert < 0:
+        if EARLY:
+            gdc_wait()
         return
     base = w2 + expert.to(tl.int64) * w2_expert
     row_step, column_step = w2_row, w2_column
@@ -570,21 +575,34 @@ def _down(
     k = tl.arange(0, BLOCK_K)
     a_at = x + row.to(tl.int64)[:, None] * width + k[None, :]
     b_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
-    total = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
-    for begin in range(0, width, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(a_at, mask=real[:, None], other=0.0)
-            b = tl.load(b_at)
-        else:
-            deep = (begin + k < width)[None, :]
-            a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
-            b = tl.load(b_at, mask=deep, other=0.0)
+    if WHOLE:  # the weights are on their way while the first product's last programs run
+        deep = (k < width)[None, :]
+        b = tl.load(b_at) if EVEN_K else tl.load(b_at, mask=deep, other=0.0)
+        if EARLY:
+            gdc_wait()
+        a = tl.load(a_at, mask=real[:, None] if EVEN_K else real[:, None] & deep, other=0.0)
         if SWAP:
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+            total = tl.dot(b, tl.trans(a), input_precision=PRECISION)
         else:
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-        a_at += BLOCK_K
-        b_at += BLOCK_K * column_step
+            total = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    else:
+        if EARLY:
+            gdc_wait()
+        total = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
+        for begin in range(0, width, BLOCK_K):
+            if EVEN_K:
+                b = tl.load(b_at)
+                a = tl.load(a_at, mask=real[:, None], other=0.0)
+            else:
+                deep = (begin + k < width)[None, :]
+                b = tl.load(b_at, mask=deep, other=0.0)
+                a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
+            if SWAP:
+                total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+            else:
+                total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+            a_at += BLOCK_K
+            b_at += BLOCK_K * column_step
     if SWAP:
         total = tl.trans(total)
     routed = real & (row < pairs)
