@@ -1,4 +1,4 @@
-"""A GatedDeltaNet layer's decode step: the reference against float64 formulas, every provider against the reference."""
+"""A GatedDeltaNet layer's decode and verification: the reference against float64 formulas, providers against it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atom_patches.kernels import registry
+from atom_patches.kernels import contract, registry
 from atom_patches.kernels.gdn_chain import _decode_triton
-from atom_patches.kernels.gdn_chain.decode import GDN_DECODE, gdn_decode
+from atom_patches.kernels.gdn_chain.decode import GDN_DECODE, GDN_VERIFY, gdn_decode, gdn_verify
 
 TOLERANCE = GDN_DECODE.tolerance
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,6 +41,7 @@ class Inputs:
         self, slots: list[int], hk: int = 2, group: int = 2, k: int = 8, v: int = 8, taps: int = 4, *, seed: int = 0,
         dtype: str = "float32", state_dtype: str = "float32", plain: bool = False, transposed: bool = False,
         bias: bool = True, activation: str | None = "silu", channels_last: bool = True, pool: int = 8,
+        extra_places: int = 0,
     ) -> None:  # fmt: skip
         gen, kind, rows, hv = torch.Generator().manual_seed(seed), DTYPES[dtype], len(slots), hk * group
         channels = 2 * hk * k + hv * v
@@ -50,7 +51,7 @@ class Inputs:
             wide[..., : shape[-1]] = torch.randn(shape, generator=gen)
             return wide.to(harness.DEVICE, to)[..., : shape[-1]]
 
-        places = taps - 1 if plain else taps + 1
+        places = taps - 1 + extra_places if plain else taps + 1
         state = DTYPES[state_dtype]
         index = torch.tensor(slots, dtype=torch.int32)
         if not plain and rows > 1:
@@ -63,6 +64,14 @@ class Inputs:
             index.to(harness.DEVICE)[:: 1 if len(index) == rows else 2],
             draw(hv, to=torch.float32), draw(hv), k**-0.5, 1e-6, activation, 0,
         )  # fmt: skip
+
+    def drafts(self, cu: list[int], slots: list[list[int]], accepted: list[int]) -> tuple[Any, ...]:
+        """Arguments of `gdn_verify`; the rows are as many as slots were given."""
+        device = harness.DEVICE
+        places = torch.tensor(slots or [[]], dtype=torch.int32, device=device)
+        bounds = torch.tensor(cu, dtype=torch.int32, device=device)
+        counts = torch.tensor(accepted, dtype=torch.int32, device=device)
+        return *self.arguments[:7], bounds, places if slots else places.reshape(0, 1), counts, *self.arguments[8:]
 
 
 def check(provider: str, way: str, arguments: tuple[Any, ...], tolerance: tuple[float, float]) -> None:
@@ -108,26 +117,30 @@ def test_the_reference_is_the_formula(bias: bool) -> None:
     assert torch.equal(arguments[6][0].double(), before[0]) and torch.equal(arguments[5][0].double(), history[0])
 
 
+SHAPE = st.fixed_dictionaries(
+    {
+        "hk": st.integers(1, 2),
+        "group": st.integers(1, 3),
+        "k": st.sampled_from([4, 7, 16]),
+        "v": st.sampled_from([1, 8, 19]),
+        "seed": st.integers(0, 2**31),
+        "state_dtype": st.sampled_from(["float32", "bfloat16"]),
+        "bias": st.booleans(),
+        "activation": st.sampled_from(["silu", None]),
+    }
+)
+LAYOUT = st.fixed_dictionaries(
+    {"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()}
+)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("provider", "way"), PROVIDED)
 @harness.examples(5)
 @given(
     data=st.data(),
-    shape=st.fixed_dictionaries(
-        {
-            "hk": st.integers(1, 2),
-            "group": st.integers(1, 3),
-            "k": st.sampled_from([4, 7, 16]),
-            "v": st.sampled_from([1, 8, 19]),
-            "seed": st.integers(0, 2**31),
-            "state_dtype": st.sampled_from(["float32", "bfloat16"]),
-            "bias": st.booleans(),
-            "activation": st.sampled_from(["silu", None]),
-        }
-    ),
-    layout=st.fixed_dictionaries(
-        {"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()}
-    ),
+    shape=SHAPE,
+    layout=LAYOUT,
 )
 def test_every_provider(
     provider: str, way: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
@@ -142,6 +155,60 @@ def test_every_provider(
     assume(registry.supports(GDN_DECODE, provider, arguments).ok)
     widest = dtype if shape["state_dtype"] == "float32" else shape["state_dtype"]
     check(provider, way, arguments, TOLERANCE[widest])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("provider", harness.providers(GDN_VERIFY))
+@harness.examples(5)
+@given(data=st.data(), shape=SHAPE, layout=LAYOUT)
+def test_every_provider_verifies(
+    provider: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3), label="lengths")
+    padded = data.draw(st.lists(st.sampled_from([None, None, 0, -1]), min_size=3, max_size=3), label="padding")
+    outside = data.draw(st.integers(0, 1), label="outside")
+    if provider == "engine":
+        padded, outside, layout = [None] * 3, 0, {"plain": True, "extra_places": 1}
+    flat = data.draw(st.permutations(range(1, 8)), label="slots")
+    slots = [flat[2 * i : 2 * i + 2] if padded[i] is None else [padded[i]] * 2 for i in range(len(lengths))]
+    accepted = data.draw(st.lists(st.integers(1, 2), min_size=len(lengths), max_size=len(lengths)), label="accepted")
+    inputs = Inputs([1] * (sum(lengths) + 2 * outside), dtype=dtype, **shape, **layout)
+    cu = [outside + sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    arguments = inputs.drafts(cu, slots, accepted)
+    assume(registry.supports(GDN_VERIFY, provider, arguments).ok)
+    widest = dtype if shape["state_dtype"] == "float32" else shape["state_dtype"]
+    harness.check(GDN_VERIFY, provider, arguments, tolerance=TOLERANCE[widest])
+
+
+@pytest.mark.parametrize("provider", [p for p in harness.providers(GDN_VERIFY) if p != "engine"])
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_no_drafted_row(provider: str, sequences: int) -> None:
+    slots = [[1 + 2 * i, 2 + 2 * i] for i in range(sequences)]
+    arguments = Inputs([]).drafts([0] * (sequences + 1), slots, [1] * sequences)
+    harness.check(GDN_VERIFY, provider, arguments, tolerance=TOLERANCE["float32"])
+
+
+def test_verified_drafts_equal_decoded_rows() -> None:
+    """Two drafts, the first accepted in part: outputs and the last state equal one decode step after the other."""
+    inputs = Inputs([1] * 5, taps=4)
+    decoded, verified = (contract.clones(inputs.arguments) for _ in range(2))
+    x, a, b, weight, bias, conv, state, _, log, dt = verified[:10]
+    state[3], conv[3] = state[1], conv[1]
+    names = {"conv_weight": weight, "conv_bias": bias, "A_log": log, "dt_bias": dt}
+    slots, device = torch.tensor([[1, 2, 3]], device=harness.DEVICE), harness.DEVICE
+    pools = {"conv_state": conv, "ssm_state": state, "slots": slots, **names}
+    outs: list[Tensor] = []
+    for first, last, kept, accepted in ((0, 3, 2, 1), (2, 5, 3, 2)):
+        rows = slice(first, last)
+        y = gdn_verify(
+            x[rows], a[rows], b[rows], cu_seqlens=torch.tensor([0, last - first], device=device),
+            num_accepted=torch.tensor([accepted], device=device), **pools,
+        )  # fmt: skip
+        outs.append(y[:kept])
+    pools = {"conv_state": decoded[5], "ssm_state": decoded[6], "slots": slots[:, 0], **names}
+    steps = [gdn_decode(x[i : i + 1], a[i : i + 1], b[i : i + 1], **pools) for i in range(5)]
+    torch.testing.assert_close(torch.cat(outs), torch.cat(steps), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state[3], decoded[6][1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -178,6 +245,7 @@ def test_far_gates(provider: str, way: str) -> None:
 
 def test_as_torch_sees_it() -> None:
     harness.opcheck(GDN_DECODE, Inputs([1, 0, 3]).arguments)
+    harness.opcheck(GDN_VERIFY, Inputs([1] * 3).drafts([0, 2, 3], [[1, 2], [3, 4]], [1, 2]))
 
 
 def test_triton_refuses_what_it_cannot_compute() -> None:
@@ -205,3 +273,13 @@ def test_wrong_arguments_are_named(change: dict[int, Any], message: str) -> None
     names = ("conv_weight", "conv_bias", "conv_state", "ssm_state", "slots", "A_log", "dt_bias", "scale", "eps")
     with pytest.raises(ValueError, match=message):
         gdn_decode(*given[:3], **dict(zip((*names, "activation", "null_slot"), given[3:], strict=True)))
+
+
+@pytest.mark.parametrize("change", [{8: torch.ones(2, dtype=torch.int32)}, {9: torch.ones(1, dtype=torch.int32)}])
+def test_wrong_drafts_are_named(change: dict[int, Tensor]) -> None:
+    drafts = Inputs([1] * 3).drafts([0, 2, 3], [[1, 2], [3, 4]], [1, 2])
+    given = [change.get(i, value) for i, value in enumerate(drafts)]
+    names = ("conv_weight", "conv_bias", "conv_state", "ssm_state", "cu_seqlens", "slots", "num_accepted")
+    names += ("A_log", "dt_bias", "scale", "eps", "activation", "null_slot")
+    with pytest.raises(ValueError, match="slots must be"):
+        gdn_verify(*given[:3], **dict(zip(names, given[3:], strict=True)))

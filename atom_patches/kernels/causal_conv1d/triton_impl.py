@@ -142,13 +142,29 @@ def causal_conv1d_verify(
     activation: str | None,
     null_slot: int | None,
 ) -> Tensor:
-    taps = check_filter(x, weight, bias, activation)
+    check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, count_sequences(cu_seqlens))
     check_per_sequence("num_accepted", num_accepted, slots.shape[0])
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not output.numel():
-        return output
-    (rows, channels), seqs = x.shape, slots.shape[0]
+    if output.numel():
+        convolve_draft(x, weight, bias, cu_seqlens, state, slots, num_accepted, activation, null_slot, output)
+    return output
+
+
+def convolve_draft(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    num_accepted: Tensor,
+    activation: str | None,
+    null_slot: int | None,
+    output: Tensor,
+) -> None:
+    """Run `causal_conv1d_verify` into output [T, D], contiguous, of any floating dtype."""
+    (rows, channels), taps, seqs = x.shape, weight.shape[1], slots.shape[0]
     block, warps = update_config(seqs, channels)
     # One program more than there are sequences: it clears the rows outside all of them.
     _verify_kernel[(seqs + 1, triton.cdiv(channels, block))](
@@ -158,7 +174,6 @@ def causal_conv1d_verify(
         slots.stride(0), cu_seqlens.stride(0), num_accepted.stride(0),
         TAPS=taps, PLACES=triton.next_power_of_2(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
     )  # fmt: skip
-    return output
 
 
 def prefill_config(rows: int, channels: int) -> tuple[int, int, int]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from . import chunk, recurrent
 from ._shared import TOLERANCE
 from .chunk import chunk_gated_delta_rule, chunk_gated_delta_rule_segment
-from .recurrent import recurrent_gated_delta_rule
+from .recurrent import recurrent_gated_delta_rule, verify_gated_delta_rule
 
 #: Every operator of the package. The chunked ones (prefill) live in `chunk*.py`, the recurrent ones (decode and
 #: verification of drafted tokens) in `recurrent*.py`.
@@ -40,4 +40,5 @@ __all__ = [
     "chunk_gated_delta_rule",
     "chunk_gated_delta_rule_segment",
     "recurrent_gated_delta_rule",
+    "verify_gated_delta_rule",
 ]

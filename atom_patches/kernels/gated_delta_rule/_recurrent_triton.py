@@ -90,12 +90,13 @@ def verify_gated_delta_rule(
     rows, heads, values, keys, seqs = *v.shape, k.shape[2], slots.shape[0]
     strip, warps = step_config(seqs * heads, values)
     # One sequence more than there are: it clears the rows outside all of them.
-    _draft_kernel[((seqs + 1) * heads * triton.cdiv(values, strip),)](
-        q, k, v, g, beta, output, state, slots, cu_seqlens, num_accepted, rows, seqs, scale,
+    draft_kernel[((seqs + 1) * heads * triton.cdiv(values, strip),)](
+        q, k, v, g, beta, None, None, output, state, slots, cu_seqlens, num_accepted, rows, seqs, scale, 0.0,
         -1 if null_slot is None else null_slot,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *state.stride()[:2], *slots.stride(),
-        cu_seqlens.stride(0), num_accepted.stride(0), STATE_V=state.stride(2), STATE_K=state.stride(3),
-        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=triton.next_power_of_2(keys), num_warps=warps,
+        cu_seqlens.stride(0), num_accepted.stride(0), 0, 0, STATE_V=state.stride(2), STATE_K=state.stride(3),
+        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=triton.next_power_of_2(keys), RAW=False,
+        num_warps=warps,
     )  # fmt: skip
     return output
 
@@ -186,13 +187,16 @@ def unit(x, eps):
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
-def _draft_kernel(
-    q, k, v, g, beta, output, state, slots, cu_seqlens, num_accepted, num_rows, num_seqs, scale, null_slot,
+def draft_kernel(
+    q, k, v, g, beta, A_log, dt_bias, output, state, slots, cu_seqlens, num_accepted, num_rows, num_seqs, scale, eps,
+    null_slot,
     q_row, q_head, q_key, k_row, k_head, k_key, v_row, v_head, v_value, g_row, g_head, beta_row, beta_head,
-    state_slot, state_head, slots_seq, slots_token, cu_stride, accepted_stride,
+    state_slot, state_head, slots_seq, slots_token, cu_stride, accepted_stride, log_stride, bias_stride,
     STATE_V: tl.constexpr, STATE_K: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    RAW: tl.constexpr,
 ):  # fmt: skip
+    """Up to n tokens per sequence; RAW as in `step_kernel`."""
     STRIPS: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0)
     sequence = (program // (HEADS * STRIPS)).to(tl.int64)
@@ -225,13 +229,21 @@ def _draft_kernel(
     q_at = q + (head // GROUP) * q_head + key * q_key
     k_at = k + (head // GROUP) * k_head + key * k_key
     v_at = v + head * v_head + value * v_value
+    if RAW:
+        log = tl.load(A_log + head * log_stride).to(tl.float32)
+        bias = tl.load(dt_bias + head * bias_stride).to(tl.float32)
     for row in range(start, end):
-        b_q = tl.load(q_at + row * q_row, mask=in_k, other=0.0).to(tl.float32) * scale
+        b_q = tl.load(q_at + row * q_row, mask=in_k, other=0.0).to(tl.float32)
         b_k = tl.load(k_at + row * k_row, mask=in_k, other=0.0).to(tl.float32)
         b_v = tl.load(v_at + row * v_row, mask=in_v, other=0.0).to(tl.float32)
-        decay = tl.exp(tl.load(g + row * g_row + head * g_head).to(tl.float32))
+        decay = tl.load(g + row * g_row + head * g_head).to(tl.float32)
         strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
-        s, read = advance(s, b_q, b_k, b_v, decay, strength)
+        if RAW:
+            decay, strength = gates(decay, strength, log, bias)
+            b_q, b_k = unit(b_q, eps), unit(b_k, eps)
+        else:
+            decay = tl.exp(decay)
+        s, read = advance(s, b_q * scale, b_k, b_v, decay, strength)
         tl.store(y_at + row * HEADS * V, read.to(output.dtype.element_ty), mask=in_v)
         after = tl.load(slots_at + (row - start) * slots_token).to(tl.int64)
         real = (after >= 0) & (after != null_slot)

@@ -2,11 +2,16 @@
 
     causal convolution and silu  ->  split into q, k, v  ->  l2 norm of q and k  ->  gating  ->  gated delta rule
 
-Prefill (`gdn_prefill`) lives in `prefill*.py`, decode (`gdn_decode`) in `decode*.py`.
+Prefill (`gdn_prefill`) lives in `prefill*.py`, decode (`gdn_decode`) and the verification of drafted tokens
+(`gdn_verify`) in `decode*.py`.
 """
 
 from __future__ import annotations
 
 from . import decode, prefill
+from .decode import gdn_decode, gdn_verify
+from .prefill import gdn_prefill
 
 OPERATIONS = (*prefill.OPERATIONS, *decode.OPERATIONS)
+
+__all__ = ["OPERATIONS", "gdn_decode", "gdn_prefill", "gdn_verify"]

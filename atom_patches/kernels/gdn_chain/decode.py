@@ -1,4 +1,5 @@
-"""The operator `gdn_decode`: one token per row from the projections to the output, over pools of states."""
+"""The operators `gdn_decode` and `gdn_verify`: one token per row, or a few drafted ones per sequence, from the
+projections to the output, over pools of states."""
 
 from __future__ import annotations
 
@@ -56,7 +57,18 @@ GDN_DECODE = Operation(
     shape_class=_shape_class,
     tolerance=TOLERANCE,
 )
-OPERATIONS = (GDN_DECODE,)
+GDN_VERIFY = Operation(
+    package=_PACKAGE,
+    name="gdn_verify",
+    schema="(Tensor mixed_qkv, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, Tensor(a!) conv_state, "
+    "Tensor(b!) ssm_state, Tensor cu_seqlens, Tensor slots, Tensor num_accepted, Tensor A_log, Tensor dt_bias, "
+    "float scale, float eps, str? activation, int? null_slot) -> Tensor",
+    reference=reference.gdn_verify,
+    fake=_fake,
+    shape_class=_shape_class,
+    tolerance=TOLERANCE,
+)
+OPERATIONS = (GDN_DECODE, GDN_VERIFY)
 
 
 def gdn_decode(
@@ -97,7 +109,9 @@ def gdn_decode(
     Raises:
         ValueError: shapes that contradict the above, or an unknown activation.
     """
-    check(mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, A_log, dt_bias, activation)
+    _check(mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, A_log, dt_bias, activation)
+    if tuple(slots.shape) != (mixed_qkv.shape[0],):
+        raise ValueError(f"slots must be [{mixed_qkv.shape[0]}], one per row, got {[*slots.shape]}")
     scale = float(ssm_state.shape[3]) ** -0.5 if scale is None else scale
     return GDN_DECODE(
         mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, A_log, dt_bias, scale, eps, activation,
@@ -105,7 +119,60 @@ def gdn_decode(
     )  # fmt: skip
 
 
-def check(
+def gdn_verify(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    ssm_state: Tensor,
+    cu_seqlens: Tensor,
+    slots: Tensor,
+    num_accepted: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float | None = None,
+    eps: float = 1e-6,
+    activation: str | None = "silu",
+    null_slot: int | None = 0,
+) -> Tensor:
+    """Run a GatedDeltaNet layer's inner part for the drafted tokens of each sequence, ready for any of them to be the
+    last accepted.
+
+    Args:
+        mixed_qkv, a, b, conv_weight, conv_bias, ssm_state, A_log, dt_bias, scale, eps, activation, null_slot: as in
+            `gdn_decode`, T rows instead of N.
+        conv_state: [S, D, at least W - 2 + the longest draft], used as `kernels.causal_conv1d` says, in the slots
+            slots[:, 0].
+        cu_seqlens: [N + 1] integers, non-decreasing: sequence i owns the rows from cu_seqlens[i] up to, not including,
+            cu_seqlens[i + 1], at most n of them.
+        slots: [N, n] integers, distinct, used as `verify_gated_delta_rule` says; a padding sequence has padding only,
+            and another one has none.
+        num_accepted: [N] integers, 1 to n: how many tokens of the sequence's previous draft were accepted; 1 behind a
+            prefill or a decode step into slots[:, 0].
+
+    Returns:
+        [T, HV, V] in mixed_qkv's dtype. Rows of padding and rows that no sequence owns are 0.
+
+    Raises:
+        ValueError: shapes that contradict the above, or an unknown activation.
+    """
+    _check(mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, A_log, dt_bias, activation)
+    count = cu_seqlens.shape[0] - 1
+    if slots.dim() != 2 or slots.shape[0] != count or not slots.shape[1] or tuple(num_accepted.shape) != (count,):
+        raise ValueError(
+            f"slots must be [{count}, n] and num_accepted [{count}], got {[*slots.shape]} and {[*num_accepted.shape]}"
+        )
+    scale = float(ssm_state.shape[3]) ** -0.5 if scale is None else scale
+    return GDN_VERIFY(
+        mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, cu_seqlens, slots, num_accepted, A_log, dt_bias,
+        scale, eps, activation, null_slot,
+    )  # fmt: skip
+
+
+def _check(
     mixed_qkv: Tensor,
     a: Tensor,
     b: Tensor,
@@ -113,12 +180,10 @@ def check(
     conv_bias: Tensor | None,
     conv_state: Tensor,
     ssm_state: Tensor,
-    slots: Tensor,
     A_log: Tensor,
     dt_bias: Tensor,
     activation: str | None,
 ) -> None:
-    """Raise ValueError for shapes that contradict the schema."""
     if mixed_qkv.dim() != 2 or ssm_state.dim() != 4:
         raise ValueError(
             f"mixed_qkv must be [N, D] and ssm_state [S, HV, V, K], got {[*mixed_qkv.shape]} and {[*ssm_state.shape]}"
@@ -139,12 +204,10 @@ def check(
     past = conv_weight.shape[1] - 1
     if conv_state.dim() != 3 or conv_state.shape[1] != channels or conv_state.shape[2] < past:
         raise ValueError(f"conv_state must be [S, {channels}, {past} or more], got {[*conv_state.shape]}")
-    if tuple(slots.shape) != (rows,):
-        raise ValueError(f"slots must be [{rows}], one per row, got {[*slots.shape]}")
     if tuple(A_log.shape) != (heads,) or tuple(dt_bias.shape) != (heads,):
         raise ValueError(f"A_log and dt_bias must be [{heads}], got {[*A_log.shape]} and {[*dt_bias.shape]}")
     if activation not in ("silu", "swish", None):
         raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
 
 
-__all__ = ["GDN_DECODE", "OPERATIONS", "gdn_decode"]
+__all__ = ["GDN_DECODE", "GDN_VERIFY", "OPERATIONS", "gdn_decode", "gdn_verify"]
