@@ -44,12 +44,19 @@ def recorded(lane: str) -> dict[str, inspect.Signature]:
 
 
 @contextlib.contextmanager
-def installed(lane: str = NEWEST, architecture: str = "gfx950") -> Iterator[None]:
-    """For the duration, `import aiter` finds the stand-in, and the bindings take this process for one on ROCm."""
+def installed(
+    lane: str = NEWEST, architecture: str = "gfx950", changed: dict[str, inspect.Signature | None] | None = None
+) -> Iterator[None]:
+    """For the duration, `import aiter` finds the stand-in, and the bindings take this process for one on ROCm.
+
+    Args:
+        changed: functions that have another signature than the lane's, or (None) are missing.
+    """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         raise RuntimeError("a stand-in for aiter is installed already")
+    signatures = recorded(lane) | (changed or {})
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_aiter(name)}
-    finder = _Finder(recorded(lane))
+    finder = _Finder({target: signature for target, signature in signatures.items() if signature is not None})
     sys.meta_path.insert(0, finder)
     _forget(architecture)
     try:
@@ -136,7 +143,9 @@ def _function(target: str, signature: inspect.Signature) -> Callable[..., Any]:
 from . import (  # noqa: E402, F401
     contracts_attention,
     contracts_conv,
+    contracts_gdn,
     contracts_indexer,
+    contracts_moe,
     contracts_norm,
     contracts_rope,
 )

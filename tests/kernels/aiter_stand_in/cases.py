@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,17 @@ Draw = Callable[[], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A call, and whether the older lane serves it too: "" or the reason why not, in part."""
+    """A call, and whether the older lane serves it too: "" or the reason why not, in part.
+
+    Attributes:
+        prepared: what the caller of the operator has to do once.
+    """
 
     operation: Operation
     label: str
     arguments: Draw
     older: str = ""
+    prepared: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def __str__(self) -> str:
         return f"{self.operation.name}: {self.label}"
@@ -115,8 +121,10 @@ def _attention() -> list[Case]:
         lengths = torch.tensor([37, 16, 3, 0]) if page > 1 else torch.tensor([2, 2, 1, 0])
         if not causal:
             lengths = torch.tensor([3, 17, 3, 1]) if page > 1 else lengths
-        return (q, caches[:, 0], caches[:, 1], table, starts, lengths, 5, int(lengths.max()), 0.125, causal, window, cap, None, None, None,
-                True)  # fmt: skip
+        return (
+            q, caches[:, 0], caches[:, 1], table, starts, lengths, 5, int(lengths.max()), 0.125, causal, window, cap,
+            None, None, None, True,
+        )  # fmt: skip
 
     missing = "has no parameter (block_table, seqlen_k)"
     return [
@@ -204,4 +212,76 @@ def _indexer() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*_norms(), *_convolutions(), *_rope(), *_attention(), *_latents(), *_indexer()]
+@contextlib.contextmanager
+def copies_kept() -> Iterator[None]:
+    from atom_patches.kernels.fused_moe import aiter_impl
+
+    aiter_impl.keep_copies(True)
+    try:
+        yield
+    finally:
+        aiter_impl.keep_copies(False)
+
+
+def _experts() -> list[Case]:
+    from atom_patches.kernels.fused_moe import FUSED_MOE, MOE_ROUTING
+
+    def route(renormalize: bool, rows: int = 3) -> tuple[Any, ...]:
+        return normal(rows, 24, dtype=torch.float32)[:, :12], 3, "softmax", renormalize, None, 1, 1, 2.5
+
+    def call(shared: bool, gated: bool, rows: int = 4) -> tuple[Any, ...]:
+        weights = torch.rand(rows, 2, generator=torch.Generator().manual_seed(4))
+        ids = torch.tensor([[2, 0], [1, 2], [-1, 1], [-1, -1]])[:rows]
+        w13, w2 = normal(3, 64, 64, seed=1) / 8, normal(3, 64, 32, seed=2) / 6
+        x = normal(rows, 128)[:, ::2]
+        always = (normal(128, 64, seed=3) / 8, normal(64, 64, seed=5) / 8) if shared else (None, None)
+        return x, w13, w2, weights, ids, None, *always, normal(64, seed=6) / 8 if gated else None
+
+    return [
+        Case(MOE_ROUTING, "renormalised", lambda: route(True)),
+        Case(MOE_ROUTING, "as they are", lambda: route(False)),
+        Case(MOE_ROUTING, "no rows", lambda: route(True, 0)),
+        Case(FUSED_MOE, "routed", lambda: call(False, False), prepared=copies_kept),
+        Case(FUSED_MOE, "with a gated shared expert", lambda: call(True, True), prepared=copies_kept),
+        Case(FUSED_MOE, "no rows", lambda: call(True, False, 0), prepared=copies_kept),
+    ]
+
+
+def _gated_delta() -> list[Case]:
+    from atom_patches.kernels.gated_delta_rule.chunk import OPERATIONS as CHUNKED
+    from atom_patches.kernels.gdn_chain.decode import GDN_DECODE
+
+    chunk = next(o for o in CHUNKED if o.name == "chunk_gated_delta_rule")
+
+    def prefill(resumed: bool, rows: int = 7) -> tuple[Any, ...]:
+        q, k = (torch.nn.functional.normalize(normal(rows, 1, 64, seed=s), dim=-1) for s in (0, 1))
+        g = -torch.rand(rows, 2, generator=torch.Generator().manual_seed(2)) * 2
+        g[1:2, 0] = -torch.inf
+        beta = normal(rows, 2, seed=3).sigmoid()
+        starts = torch.tensor([1, 1, 4, 4, 6], dtype=torch.int32).clamp(max=rows)
+        state = normal(4, 2, 64, 64, seed=4, dtype=torch.float32) if resumed else None
+        return q, k, normal(rows, 2, 128, seed=5)[:, :, ::2], g, beta, starts, state, 0.125, 64
+
+    def decode(slots: list[int], state_dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+        rows, channels = len(slots), 2 * 16 + 4 * 8
+        return (
+            normal(rows, channels + 4)[:, :channels], normal(rows, 4, seed=1), normal(rows, 4, seed=2),
+            normal(channels, 4, seed=3) / 2, None, normal(4, 3, channels, seed=4).mT,
+            normal(4, 5, 8, 8, seed=5, dtype=state_dtype)[:, :4], torch.tensor(slots),
+            normal(4, seed=6, dtype=torch.float32), normal(4, seed=7), 8**-0.5, 1e-6, "silu", 0,
+        )  # fmt: skip
+
+    missing = "has no module aiter.ops.triton."
+    return [
+        Case(chunk, "resumed, with empty sequences", lambda: prefill(True), missing),
+        Case(chunk, "from nothing", lambda: prefill(False), missing),
+        Case(chunk, "no rows", lambda: prefill(True, 0), missing),
+        Case(GDN_DECODE, "float32 states", lambda: decode([3, 0, 1, -1]), missing),
+        Case(GDN_DECODE, "bfloat16 states", lambda: decode([2, 3], torch.bfloat16), missing),
+        Case(GDN_DECODE, "no rows", lambda: decode([]), missing),
+    ]
+
+
+CASES: list[Case] = [
+    *_norms(), *_convolutions(), *_rope(), *_attention(), *_latents(), *_indexer(), *_experts(), *_gated_delta(),
+]  # fmt: skip

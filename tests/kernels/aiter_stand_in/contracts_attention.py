@@ -20,8 +20,8 @@ INF = float("inf")
     PREFILL_TEST,
 )
 def mha_batch_prefill_func(a: Arguments) -> tuple[Tensor, Tensor]:
-    """Pages of 1 (three dimensions), 16 or 1024 tokens; sequences without keys, and rows of no sequence, stay unwritten;
-    a block table needs the lengths beside it. Every stride is a multiple of 16 bytes."""
+    """Pages of 1 (three dimensions), 16 or 1024 tokens; what has no keys, and rows of no sequence, stay unwritten; a
+    block table needs the lengths beside it. Every stride is a multiple of 16 bytes."""
     q = a.tensor("q", shape=(None, None, None), dtype=FLOAT16, layout="rows", align=16)
     rows, heads, size = q.shape
     paged = isinstance(a.get("k"), Tensor) and a.get("k").dim() == 4

@@ -16,6 +16,8 @@ from torch import Tensor
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 _CONV = "aiter.ops.triton.conv.causal_conv1d"
+_CHUNKED = "aiter.ops.triton.gated_delta_net.gated_delta_rule:chunk_gated_delta_rule_opt_vk"
+_STEP = "aiter.ops.triton.gated_delta_net.fused_rearrange_sigmoid_gdr:fused_rearrange_sigmoid_gated_delta_rule"
 _PREFILL = "aiter.ops.mha:mha_batch_prefill_func"
 _ROPE = "aiter.ops.triton.rope.fused_qkv_split_qk_norm_rope_cache:fused_qkv_split_qk_norm_rope_cache"
 
@@ -26,6 +28,11 @@ HARMLESS = {
     (f"{_CONV}:causal_conv1d_update", "drop", "pad_slot_id"),
     (_ROPE, "dtype torch.int32 of", "positions"),  # Triton reads either
     (_ROPE, "dtype torch.int32 of", "slot_mapping"),
+    (_CHUNKED, "dtype torch.bfloat16 of", "beta"),  # the call sites have both
+    (_CHUNKED, "dtype torch.int64 of", "cu_seqlens"),
+    (_STEP, "dtype torch.float32 of", "dt_bias"),  # converted as it is read
+    (_STEP, "dtype torch.float32 of", "initial_state"),
+    (_STEP, "dtype torch.bfloat16 of", "initial_state"),
     (_PREFILL, "one more than", "max_seqlen_q"),  # bounds
     (_PREFILL, "one more than", "max_seqlen_k"),
     (_PREFILL, "one row less of", "kv_page_indices"),  # not read beside a block table
@@ -69,8 +76,11 @@ def _of_call(
 ) -> Iterator[tuple[str, str, Change, bool]]:
     names = list(signature.parameters)
     for i, name in enumerate(names[: len(args)]):
-        shifts = i < len(args) - 1 or signature.parameters[name].default is inspect.Parameter.empty
-        yield "drop", name, lambda a, k, i=i: (a[:i] + a[i + 1 :], k), shifts
+        default = signature.parameters[name].default
+        last = i == len(args) - 1
+        if not (last and _same(default, args[i])):
+            shifts = not last or default is inspect.Parameter.empty
+            yield "drop", name, lambda a, k, i=i: (a[:i] + a[i + 1 :], k), shifts
         if i and not _same(args[i - 1], args[i]):
             swap: Change = lambda a, k, i=i: (a[: i - 1] + (a[i], a[i - 1]) + a[i + 1 :], k)  # noqa: E731
             yield "swap", f"{names[i - 1]}, {name}", swap, False
@@ -107,8 +117,25 @@ def _of_value(value: Any) -> Iterator[tuple[str, Callable[[Any], Any], bool]]:
         yield "another text for", lambda v: v + "x", False
 
 
-def sparse(value: Tensor) -> Tensor:
-    """The same values, no two of them neighbours in memory."""
+#: Pools that are written to with whatever strides they have: a copy of them would only miss the writes.
+_POOLS = ("conv_states", "conv_state", "key_cache", "value_cache", "kv_cache", "initial_state")
+
+
+def scattered(calls: list[Call], signatures: dict[str, inspect.Signature]) -> Iterator[Mutation]:
+    """Every call with one tensor whose values are no neighbours in memory."""
+    for index, (target, args, kwargs) in enumerate(calls):
+        names = list(signatures[target].parameters)
+        for i, value in enumerate(args):
+            if isinstance(value, Tensor) and value.numel() > 1 and names[i] not in _POOLS:
+                change: Change = lambda a, k, i=i: (a[:i] + (_sparse(a[i]),) + a[i + 1 :], k)  # noqa: E731
+                yield Mutation(index, target, "values apart of", names[i], change, False)
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor) and value.numel() > 1 and name not in _POOLS:
+                change = lambda a, k, n=name: (a, {**k, n: _sparse(k[n])})  # noqa: E731
+                yield Mutation(index, target, "values apart of", name, change, False)
+
+
+def _sparse(value: Tensor) -> Tensor:
     wide = value.new_zeros(*value.shape, 2)
     wide[..., 0] = value
     return wide[..., 0]
