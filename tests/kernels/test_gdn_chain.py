@@ -1,4 +1,4 @@
-"""`gdn_prefill`: the reference is what its parts give, and every provider is held to it."""
+"""`gdn_prefill` and `gdn_prefill_segment`: the reference against the formula, every provider against the reference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from atom_patches.kernels import registry
 from atom_patches.kernels.contract import clones
-from atom_patches.kernels.gdn_chain.prefill import GDN_PREFILL, TOLERANCE, gdn_prefill
+from atom_patches.kernels.gdn_chain.prefill import GDN_PREFILL, GDN_PREFILL_SEGMENT, TOLERANCE, gdn_prefill
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ALL = harness.providers(GDN_PREFILL)
+SEGMENT = harness.providers(GDN_PREFILL_SEGMENT)
 OWN = [name for name in ALL if name != "engine"]
 NAMES = (
     "mixed_qkv", "a", "b", "conv_weight", "conv_bias", "conv_state", "ssm_state", "slots", "has_initial_state",
@@ -78,6 +79,15 @@ def on_device(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def in_order(arguments: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(arguments[name] for name in NAMES)
+
+
+def segment_of(arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """The same call's arguments to `gdn_prefill_segment`."""
+    heads, value_size, key_size = arguments["ssm_state"].shape[1:]
+    key_heads = (arguments["mixed_qkv"].shape[1] - heads * value_size) // (2 * key_size)
+    names = [name for name in NAMES if name not in ("ssm_state", "scale", "eps", "activation", "null_slot")]
+    rest = (arguments[name] for name in ("eps", "activation", "null_slot"))
+    return *(arguments[name] for name in names), key_heads, key_size, *rest
 
 
 def check(provider: str, arguments: dict[str, Any], dtype: str = "float32") -> None:
@@ -155,6 +165,26 @@ def test_every_provider(
         dtype=dtype, padded=True, value_major=value_major, resumed=resumed,
     )  # fmt: skip
     check(provider, x, dtype)
+    if registry.available(GDN_PREFILL_SEGMENT, provider, harness.DEVICE).ok:
+        harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("provider", SEGMENT)
+@pytest.mark.parametrize("cut", [2, 33])
+def test_segments_tell_what_prefill_does_to_states(provider: str, cut: int) -> None:
+    """A prompt in two segments: their pairs, from inputs alone, give the state that prefill leaves."""
+    x = draw([cut, 70 - cut], [2, 1], resumed=[True, True], seed=7)
+    x["conv_state"][1] = x["mixed_qkv"][:cut].T[:, -3:] if cut >= 3 else torch.cat(
+        [x["conv_state"][2][:, cut:], x["mixed_qkv"][:cut].T], dim=1
+    )  # fmt: skip
+    ends, maps = registry.implementation(GDN_PREFILL_SEGMENT, provider)(*segment_of(x))
+    state = x["ssm_state"][2].clone()
+    for i in range(2):
+        state = ends[i] + state @ maps[i]
+    whole = x | on_device({"cu_seqlens": torch.tensor([0, 70]).int(), "slots": torch.tensor([2]).int()})
+    whole["has_initial_state"] = whole["has_initial_state"][:1]
+    gdn_prefill(**whole)
+    torch.testing.assert_close(state, whole["ssm_state"][2], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("provider", ALL)
@@ -185,7 +215,9 @@ def test_many_sequences_with_single_rows_among_them(provider: str) -> None:
 @pytest.mark.parametrize("provider", OWN)
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
 def test_no_rows(provider: str, lengths: list[int]) -> None:
-    check(provider, draw(lengths))
+    x = draw(lengths)
+    check(provider, x)
+    harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=(0.0, 0.0))
 
 
 @pytest.mark.parametrize("provider", OWN)
@@ -218,6 +250,7 @@ def test_as_torch_sees_it() -> None:
     for name in ("conv_state", "ssm_state"):
         x[name].nan_to_num_(0.0)
     harness.opcheck(GDN_PREFILL, in_order(x))
+    harness.opcheck(GDN_PREFILL_SEGMENT, segment_of(x))
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,7 @@ def scan_kernel(
     WITH_INITIAL: tl.constexpr,
     WITH_RESUMED: tl.constexpr,
     WITH_OUTPUT: tl.constexpr,
+    WITH_SLOTS: tl.constexpr,
     POOLED: tl.constexpr,
     WITH_NULL: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -249,7 +250,8 @@ def scan_kernel(
 
     Blocks behind the last one of V, if the grid has any, run the state's own map: they start from rows of the
     identity, are written nothing (v = 0), and end as rows of E in S_end = N + S_0 E, stored to `maps`.
-    With POOLED, initial and final states are the sequence's slot of one pool.
+    With POOLED, initial and final states are the sequence's slot of one pool, of which padding sequences have none;
+    without, a padding sequence counts as one without rows.
     """
     block = tl.program_id(0)
     pid = tl.program_id(1)
@@ -267,23 +269,26 @@ def scan_kernel(
 
     state_row = sequence.to(tl.int64)
     real = True
-    if POOLED:
-        if length == 0:
-            return
+    if WITH_SLOTS:
         slot = tl.load(slots + sequence).to(tl.int64)
         real = slot >= 0
         if WITH_NULL:
             real = real & (slot != null_slot)
-        state_row = slot
+        if not POOLED:
+            length = tl.where(real, length, 0)
     if WITH_OUTPUT:
         out += head * o_h
-    if not real:
-        if WITH_OUTPUT:
-            for at in range(0, length, BT):
-                mask = (at + row < length)[:, None] & live_column[None, :]
-                blank = out + (begin + at) * o_t + row[:, None] * o_t + column[None, :] * o_v
-                tl.store(blank, tl.zeros([BT, BV], out.dtype.element_ty), mask=mask)
-        return
+    if POOLED:
+        if length == 0:
+            return
+        if not real:
+            if WITH_OUTPUT:
+                for at in range(0, length, BT):
+                    mask = (at + row < length)[:, None] & live_column[None, :]
+                    blank = out + (begin + at) * o_t + row[:, None] * o_t + column[None, :] * o_v
+                    tl.store(blank, tl.zeros([BT, BV], out.dtype.element_ty), mask=mask)
+            return
+        state_row = slot
 
     key_head = head // GROUP
     k += key_head * k_h

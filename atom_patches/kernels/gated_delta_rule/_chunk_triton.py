@@ -46,11 +46,11 @@ def supports_chunk_gated_delta_rule_segment(
 ) -> Verdict:
     if k.dtype not in DTYPES:
         return no(f"{dtype_name(k.dtype)} keys; float16, bfloat16 and float32 only")
-    return supports_heads(k.shape[2], v.shape[2])
+    return supports_head(k.shape[2])
 
 
-def supports_heads(key_size: int, value_size: int) -> Verdict:
-    """Whether the scan serves heads of these sizes."""
+def supports_head(key_size: int) -> Verdict:
+    """Whether the scan serves keys of this size; values may have any, they are taken in blocks."""
     if key_size > LARGEST_HEAD:
         return no(f"a state of {key_size} keys does not fit into registers; at most {LARGEST_HEAD}")
     return YES
@@ -124,7 +124,7 @@ def bound_chunks(total: int, num_seqs: int) -> int:
 
 def padded(size: int) -> int:
     """A block that holds a head of `size` values and that the tensor cores take."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, 1 << (size - 1).bit_length())
 
 
 class Precision(NamedTuple):
@@ -229,9 +229,9 @@ def scan(
 
     Args:
         out: the outputs; None: none are computed, and q and the scores are not read.
-        initial: [N, HV, V, K] or, with `slots`, a pool [S, HV, V, K]; None: zeros.
-        final: likewise; with `slots` it is the same pool.
-        maps: [N, HV, K, K], the sequences' maps of their initial states, if they are wanted.
+        initial: [N, HV, V, K] or, with `slots` and without `maps`, a pool [S, HV, V, K]; None: zeros.
+        final: likewise; where it is a pool it is the same one.
+        maps: [N, HV, K, K], the sequences' maps of their initial states, if they are wanted; then no `out`.
         slots: [N] integers; negative ones and `null_slot` are padding.
         resumed: [N] bool, which sequences read `initial`; None: all.
     """
@@ -248,6 +248,6 @@ def scan(
         *query.stride(), *k.stride(), *v.stride(), *to.stride(), *start.stride(), *final.stride(), *ends.stride(),
         K=key_size, V=value_size, GROUP=heads // k.shape[1], BT=CHUNK, BK=padded(key_size), BV=config.block,
         WITH_INITIAL=initial is not None, WITH_RESUMED=resumed is not None, WITH_OUTPUT=out is not None,
-        POOLED=slots is not None, WITH_NULL=null_slot is not None,
+        WITH_SLOTS=slots is not None, POOLED=slots is not None and maps is None, WITH_NULL=null_slot is not None,
         PRECISION=precision(k.dtype, k.device).inputs, STAGES=config.stages, num_warps=config.warps,  # type: ignore[call-arg]
     )  # fmt: skip

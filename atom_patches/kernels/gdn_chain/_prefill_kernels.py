@@ -41,9 +41,11 @@ def convolve_kernel(
     SILU: tl.constexpr,
     WITH_RESUMED: tl.constexpr,
     WITH_NULL: tl.constexpr,
+    WITH_UPDATE: tl.constexpr,
 ):
     """ROWS rows of one head of x, written head by head. The program of a sequence's first rows reads the sequence's
-    past inputs and leaves its last ones: no other program touches them. PAST is a power of two, at least TAPS - 1."""
+    past inputs and, with WITH_UPDATE, leaves its last ones: no other program touches them. PAST is a power of two, at
+    least TAPS - 1."""
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence = find_sequence(cu_seqlens, num_seqs, chunk, ROWS)
     if sequence < 0:
@@ -84,15 +86,16 @@ def convolve_kernel(
                 taken = live & (source < 0)[:, None]
                 past = tl.load(memory + (source + TAPS - 1)[:, None] * s_j, mask=taken, other=0.0)
                 y += past.to(tl.float32) * factor[None, :]
-        j = tl.arange(0, PAST)
-        last = end - (TAPS - 1) + j
-        kept = (j < TAPS - 1)[:, None] & known[None, :]
-        newest = x + last[:, None] * x_t + channel[None, :] * x_d
-        recent = tl.load(newest, mask=kept & (last >= begin)[:, None], other=0.0).to(tl.float32)
-        shifted = memory + (last - begin + TAPS - 1)[:, None] * s_j
-        recent += tl.load(shifted, mask=kept & (last < begin)[:, None] & old, other=0.0).to(tl.float32)
-        tl.debug_barrier()  # every thread has read the past before any overwrites it
-        tl.store(memory + j[:, None] * s_j, recent.to(state.dtype.element_ty), mask=kept)
+        if WITH_UPDATE:
+            j = tl.arange(0, PAST)
+            last = end - (TAPS - 1) + j
+            kept = (j < TAPS - 1)[:, None] & known[None, :]
+            newest = x + last[:, None] * x_t + channel[None, :] * x_d
+            recent = tl.load(newest, mask=kept & (last >= begin)[:, None], other=0.0).to(tl.float32)
+            shifted = memory + (last - begin + TAPS - 1)[:, None] * s_j
+            recent += tl.load(shifted, mask=kept & (last < begin)[:, None] & old, other=0.0).to(tl.float32)
+            tl.debug_barrier()  # every thread has read the past before any overwrites it
+            tl.store(memory + j[:, None] * s_j, recent.to(state.dtype.element_ty), mask=kept)
 
     if HAS_BIAS:
         y += tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]

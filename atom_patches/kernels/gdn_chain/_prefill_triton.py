@@ -11,13 +11,13 @@ from atom_patches.kernels.gated_delta_rule._chunk_triton import (
     padded,
     prepare,
     scan,
-    supports_heads,
+    supports_head,
 )
 from atom_patches.kernels.registry import Verdict, dtype_name, no
 
 from ._prefill_kernels import convolve_kernel
 
-__all__ = ["gdn_prefill", "supports_gdn_prefill"]
+__all__ = ["gdn_prefill", "gdn_prefill_segment", "supports_gdn_prefill", "supports_gdn_prefill_segment"]
 
 ROWS = 32
 
@@ -40,9 +40,13 @@ def supports_gdn_prefill(
     activation: str | None,
     null_slot: int | None,
 ) -> Verdict:
+    return _supports(mixed_qkv, ssm_state.shape[3])
+
+
+def _supports(mixed_qkv: Tensor, key_size: int) -> Verdict:
     if mixed_qkv.dtype not in DTYPES:
         return no(f"{dtype_name(mixed_qkv.dtype)} projections; float16, bfloat16 and float32 only")
-    return supports_heads(ssm_state.shape[3], ssm_state.shape[2])
+    return supports_head(key_size)
 
 
 def gdn_prefill(
@@ -68,8 +72,8 @@ def gdn_prefill(
     if total == 0 or slots.shape[0] == 0:
         return out.zero_()
     q, k, v = convolve(
-        mixed_qkv, conv_weight, conv_bias, conv_state, ssm_state, slots, has_initial_state, cu_seqlens, eps, activation,
-        null_slot,
+        mixed_qkv, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens, eps, activation, null_slot,
+        heads=(heads, value_size, ssm_state.shape[3]), update=True,
     )  # fmt: skip
     chunks = prepare(q, k, a, b, cu_seqlens, out=out, gates=(A_log, dt_bias))
     scan(
@@ -79,12 +83,65 @@ def gdn_prefill(
     return out
 
 
+def supports_gdn_prefill_segment(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+) -> Verdict:
+    return _supports(mixed_qkv, key_size)
+
+
+def gdn_prefill_segment(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+) -> tuple[Tensor, Tensor]:
+    count, heads, device = slots.shape[0], a.shape[1], mixed_qkv.device
+    value_size = (mixed_qkv.shape[1] - 2 * key_heads * key_size) // heads
+    final = torch.empty(count, heads, value_size, key_size, dtype=torch.float32, device=device)
+    maps = torch.empty(count, heads, key_size, key_size, dtype=torch.float32, device=device)
+    if mixed_qkv.shape[0] == 0 or count == 0:
+        return final.zero_(), maps.copy_(torch.eye(key_size, device=device))
+    _, k, v = convolve(
+        mixed_qkv, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens, eps, activation, null_slot,
+        heads=(heads, value_size, key_size), update=False,
+    )  # fmt: skip
+    chunks = prepare(None, k, a, b, cu_seqlens, out=None, gates=(A_log, dt_bias))
+    scan(None, k, v, chunks, cu_seqlens, final=final, maps=maps, slots=slots, null_slot=null_slot)
+    return final, maps
+
+
 def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     state: Tensor,
-    ssm_state: Tensor,
     slots: Tensor,
     resumed: Tensor | None,
     cu_seqlens: Tensor,
@@ -92,24 +149,32 @@ def convolve(
     activation: str | None,
     null_slot: int | None,
     *,
+    heads: tuple[int, int, int],
+    update: bool,
     rows: int = ROWS,
     warps: int = 4,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch `convolve_kernel`: normalised q and k [T, HK, K], and v [T, HV, V], as views of head-major memory. Rows
-    of padding sequences, and rows that no sequence owns, are not written."""
-    heads, value_size, key_size = ssm_state.shape[1:]
+    of padding sequences, and rows that no sequence owns, are not written.
+
+    Args:
+        heads: (HV, V, K).
+        update: whether the states are to hold the last inputs afterwards.
+    """
+    value_heads, value_size, key_size = heads
     total, channels = x.shape
     num_seqs, taps = slots.shape[0], weight.shape[1]
-    key_heads = (channels - heads * value_size) // (2 * key_size)
+    key_heads = (channels - value_heads * value_size) // (2 * key_size)
     unit = torch.empty(2 * key_heads, total, key_size, dtype=x.dtype, device=x.device)
-    values = torch.empty(heads, total, value_size, dtype=x.dtype, device=x.device)
-    convolve_kernel[(2 * key_heads + heads, total // rows + num_seqs)](
+    values = torch.empty(value_heads, total, value_size, dtype=x.dtype, device=x.device)
+    convolve_kernel[(2 * key_heads + value_heads, total // rows + num_seqs)](
         x, weight, weight if bias is None else bias, state, slots, slots if resumed is None else resumed, cu_seqlens,
         unit, values, num_seqs, total, eps, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), *state.stride(),
         QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
         BC=max(padded(key_size), padded(value_size)), HAS_BIAS=bias is not None, SILU=activation is not None,
-        WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, num_warps=warps,  # type: ignore[call-arg]
+        WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, WITH_UPDATE=update,
+        num_warps=warps,  # type: ignore[call-arg]
     )  # fmt: skip
     unit, values = unit.transpose(0, 1), values.transpose(0, 1)
     return unit[:, :key_heads], unit[:, key_heads:], values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from atom_patches.kernels.registry import Operation, bucket, dtype_name
@@ -55,7 +56,63 @@ GDN_PREFILL = Operation(
     shape_class=_shape_class,
     tolerance=TOLERANCE,
 )
-OPERATIONS = (GDN_PREFILL,)
+
+
+def _fake_segment(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    *rest: object,
+) -> tuple[Tensor, Tensor]:
+    heads = a.shape[1]
+    value_size = (mixed_qkv.shape[1] - 2 * key_heads * key_size) // heads
+    ends = mixed_qkv.new_empty((slots.shape[0], heads, value_size, key_size), dtype=torch.float32)
+    return ends, mixed_qkv.new_empty((slots.shape[0], heads, key_size, key_size), dtype=torch.float32)
+
+
+def _segment_class(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    *rest: object,
+) -> str:
+    shape = f"d{mixed_qkv.shape[1]} h{key_heads}:{a.shape[1]} k{key_size}"
+    rows, sequences = bucket(mixed_qkv.shape[0], (1024, 4096, 16384)), bucket(slots.shape[0], (1, 8, 64))
+    return f"{dtype_name(mixed_qkv.dtype)} {shape} rows{rows} sequences{sequences}"
+
+
+GDN_PREFILL_SEGMENT = Operation(
+    package=_PACKAGE,
+    name="gdn_prefill_segment",
+    schema="(Tensor mixed_qkv, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, Tensor conv_state, "
+    "Tensor slots, Tensor? has_initial_state, Tensor cu_seqlens, Tensor A_log, Tensor dt_bias, int key_heads, "
+    "int key_size, float eps, str? activation, int? null_slot) -> (Tensor, Tensor)",
+    reference=reference.gdn_prefill_segment,
+    fake=_fake_segment,
+    shape_class=_segment_class,
+    tolerance=TOLERANCE,
+)
+OPERATIONS = (GDN_PREFILL, GDN_PREFILL_SEGMENT)
 
 
 def gdn_prefill(
@@ -103,39 +160,94 @@ def gdn_prefill(
     Raises:
         ValueError: shapes that contradict the above, or an unknown activation.
     """
-    _check(mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, has_initial_state, cu_seqlens)
-    if A_log.shape != a.shape[1:] or dt_bias.shape != a.shape[1:]:
-        raise ValueError(f"A_log and dt_bias must be [{a.shape[1]}], got {[*A_log.shape]} and {[*dt_bias.shape]}")
-    if activation not in ("silu", "swish", None):
-        raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
+    if ssm_state.dim() != 4:
+        raise ValueError(f"ssm_state must be [S, HV, V, K], got {[*ssm_state.shape]}")
+    heads, value_size, key_size = ssm_state.shape[1:]
+    _check_channels(mixed_qkv.shape[1], heads, value_size, key_size)
+    _check(mixed_qkv, a, b, heads, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens)
+    _check_gates(a, A_log, dt_bias, activation)
     return GDN_PREFILL(
         mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, has_initial_state, cu_seqlens, A_log,
         dt_bias, float(ssm_state.shape[3]) ** -0.5 if scale is None else scale, eps, activation, null_slot,
     )  # fmt: skip
 
 
-def _check(
+def gdn_prefill_segment(
     mixed_qkv: Tensor,
     a: Tensor,
     b: Tensor,
+    *,
     conv_weight: Tensor,
     conv_bias: Tensor | None,
     conv_state: Tensor,
-    ssm_state: Tensor,
     slots: Tensor,
     has_initial_state: Tensor | None,
     cu_seqlens: Tensor,
-) -> None:
-    rows, channels = mixed_qkv.shape
-    if ssm_state.dim() != 4:
-        raise ValueError(f"ssm_state must be [S, HV, V, K], got {[*ssm_state.shape]}")
-    heads, value_size, key_size = ssm_state.shape[1:]
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    eps: float = 1e-6,
+    activation: str | None = "silu",
+    null_slot: int | None = 0,
+) -> tuple[Tensor, Tensor]:
+    """What `gdn_prefill` will do to the recurrent state of each sequence, whatever it is: S_end = N + S_0 E.
+
+    For a long prompt cut into segments that are scanned in parallel: see `gated_delta_rule`'s
+    `chunk_gated_delta_rule_segment`. Nothing is updated: `gdn_prefill` follows, once the states are known.
+
+    Args:
+        key_heads, key_size: HK and K.
+        conv_state, slots, has_initial_state: the inputs before each sequence, only read; has_initial_state says
+            nothing about recurrent states here.
+        others: as for `gdn_prefill`.
+
+    Returns:
+        N [N, HV, V, K] and E [N, HV, K, K], both float32; for padding and for sequences without rows, zeros and
+        the identity.
+
+    Raises:
+        ValueError: shapes that contradict the above, or an unknown activation.
+    """
+    heads = a.shape[-1]
+    _check_channels(mixed_qkv.shape[1], heads, (mixed_qkv.shape[1] - 2 * key_heads * key_size) // heads, key_size)
+    _check(mixed_qkv, a, b, heads, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens)
+    _check_gates(a, A_log, dt_bias, activation)
+    return GDN_PREFILL_SEGMENT(
+        mixed_qkv, a, b, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens, A_log, dt_bias,
+        key_heads, key_size, eps, activation, null_slot,
+    )  # fmt: skip
+
+
+def _check_channels(channels: int, heads: int, value_size: int, key_size: int) -> None:
     keys = channels - heads * value_size
     if keys <= 0 or keys % (2 * key_size) or heads % (keys // (2 * key_size)):
         raise ValueError(
             f"mixed_qkv has {channels} channels: {heads} value heads of {value_size} and two times a divisor of "
             f"{heads} of key heads of {key_size} do not make them"
         )
+
+
+def _check_gates(a: Tensor, A_log: Tensor, dt_bias: Tensor, activation: str | None) -> None:
+    if A_log.shape != a.shape[1:] or dt_bias.shape != a.shape[1:]:
+        raise ValueError(f"A_log and dt_bias must be [{a.shape[1]}], got {[*A_log.shape]} and {[*dt_bias.shape]}")
+    if activation not in ("silu", "swish", None):
+        raise ValueError(f"activation must be 'silu', 'swish' or None, got {activation!r}")
+
+
+def _check(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: int,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+) -> None:
+    rows, channels = mixed_qkv.shape
     if tuple(a.shape) != (rows, heads) or tuple(b.shape) != (rows, heads):
         raise ValueError(f"a and b must be [{rows}, {heads}], got {[*a.shape]} and {[*b.shape]}")
     if conv_weight.dim() != 2 or conv_weight.shape[0] != channels or conv_weight.shape[1] < 2:
@@ -152,4 +264,11 @@ def _check(
         raise ValueError(f"has_initial_state must be [{count}], got {[*has_initial_state.shape]}")
 
 
-__all__ = ["GDN_PREFILL", "OPERATIONS", "TOLERANCE", "gdn_prefill"]
+__all__ = [
+    "GDN_PREFILL",
+    "GDN_PREFILL_SEGMENT",
+    "OPERATIONS",
+    "TOLERANCE",
+    "gdn_prefill",
+    "gdn_prefill_segment",
+]

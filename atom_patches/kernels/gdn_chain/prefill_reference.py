@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from atom_patches.kernels.causal_conv1d.reference import causal_conv1d
-from atom_patches.kernels.gated_delta_rule.chunk_reference import CHUNK_SIZE, chunk_gated_delta_rule
+from atom_patches.kernels.gated_delta_rule.chunk_reference import (
+    CHUNK_SIZE,
+    chunk_gated_delta_rule,
+    chunk_gated_delta_rule_segment,
+)
 from atom_patches.kernels.gdn_gating.reference import gdn_gating
 from atom_patches.kernels.l2norm.reference import l2norm
 
-__all__ = ["gdn_prefill"]
+__all__ = ["gdn_prefill", "gdn_prefill_segment"]
 
 
 def gdn_prefill(
@@ -38,19 +42,59 @@ def gdn_prefill(
         mixed_qkv.float(), conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state, activation,
         null_slot,
     )  # fmt: skip
-    q, k, v = wide.split([keys, keys, value_heads * value_size], dim=1)
-    q, k = (l2norm(part.unflatten(1, (-1, key_size)), eps) for part in (q, k))
+    q, k, v = _heads(wide, keys // key_size, key_size, value_heads, eps)
     g, beta = gdn_gating(a, b, A_log, dt_bias)
 
-    real = slots >= 0 if null_slot is None else (slots >= 0) & (slots != null_slot)
+    real = _is_real(slots, null_slot)
     resumed = torch.zeros_like(real) if has_initial_state is None else real & has_initial_state.to(torch.bool)
     start = torch.zeros(len(slots), value_heads, value_size, key_size, device=mixed_qkv.device)
     start[resumed] = ssm_state[slots[resumed].long()].float()
-    v = v.unflatten(1, (value_heads, value_size))
     output, end = chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens, start, scale, CHUNK_SIZE)
     written = real & (cu_seqlens.diff() > 0)
     ssm_state[slots[written].long()] = end[written].to(ssm_state.dtype)
     return _without_padding(output, cu_seqlens, real).to(mixed_qkv.dtype)
+
+
+def gdn_prefill_segment(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_size: int,
+    eps: float,
+    activation: str | None,
+    null_slot: int | None,
+) -> tuple[Tensor, Tensor]:
+    """See the package; cu_seqlens is read on the host."""
+    wide = causal_conv1d(
+        mixed_qkv.float(), conv_weight, conv_bias, cu_seqlens, conv_state.clone(), slots, has_initial_state, activation,
+        null_slot,
+    )  # fmt: skip
+    _, k, v = _heads(wide, key_heads, key_size, a.shape[1], eps)
+    g, beta = gdn_gating(a, b, A_log, dt_bias)
+    ends, maps = chunk_gated_delta_rule_segment(k, v, g, beta, cu_seqlens)
+    real = _is_real(slots, null_slot)[:, None, None, None]
+    return torch.where(real, ends, 0.0), torch.where(real, maps, torch.eye(key_size, device=maps.device))
+
+
+def _heads(wide: Tensor, key_heads: int, key_size: int, value_heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """[T, 2 HK K + HV V] -> q, k [T, HK, K] of unit length, v [T, HV, V]."""
+    keys = key_heads * key_size
+    q, k, v = wide.split([keys, keys, wide.shape[1] - 2 * keys], dim=1)
+    q, k = (l2norm(part.unflatten(1, (key_heads, key_size)), eps) for part in (q, k))
+    return q, k, v.unflatten(1, (value_heads, -1))
+
+
+def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
+    return slots >= 0 if null_slot is None else (slots >= 0) & (slots != null_slot)
 
 
 def _without_padding(output: Tensor, cu_seqlens: Tensor, real: Tensor) -> Tensor:
