@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from . import decode, prefill
 from .decode import gdn_decode, gdn_verify
-from .prefill import gdn_prefill
+from .prefill import gdn_prefill, gdn_prefill_segment
 
 OPERATIONS = (*prefill.OPERATIONS, *decode.OPERATIONS)
 
-__all__ = ["OPERATIONS", "gdn_decode", "gdn_prefill", "gdn_verify"]
+__all__ = ["OPERATIONS", "gdn_decode", "gdn_prefill", "gdn_prefill_segment", "gdn_verify"]
