@@ -313,3 +313,17 @@ class TestSuite:
         found = list(suite.warm(Setup("meta", None, ()), keys, 1))
         assert [(key.family, key.index) for key, _ in found] == [("a", 0), ("b", 0), ("a", 1)]
         assert all(problem.startswith("ModuleNotFoundError") for _, problem in found)
+
+
+@pytest.mark.parametrize("family", benchmark.families())
+def test_every_case_is_one_call_with_a_name_of_its_own(family: str) -> None:
+    cases = benchmark.cases(family)
+    names = [(case.operation.name, case.label) for case in cases]
+    assert len(set(names)) == len(names)
+    for case in cases:
+        assert case.operation.family == family
+        arguments = case.inputs(torch.device("meta"))
+        assert all(argument.is_meta for argument in arguments if isinstance(argument, Tensor))
+        case.operation.fake(*arguments)
+        assert isinstance(case.operation.shape_class(*arguments), str)
+        assert case.bytes > 0 and case.flops >= 0

@@ -27,7 +27,7 @@ def _fake(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
 
 def _shape_class(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> str:
     rows = bucket(x.numel() // max(1, x.shape[-1]), (1, 16, 64, 256, 4096))
-    return f"{dtype_name(x.dtype)} d{x.shape[-1]} rows{rows}"
+    return f"{dtype_name(x.dtype)} d{x.shape[-1]} rows{rows}{' gemma' if gemma else ''}"
 
 
 RMS_NORM = Operation(
