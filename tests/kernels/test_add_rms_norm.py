@@ -34,12 +34,14 @@ def test_the_reference_is_the_formula(gemma: bool) -> None:
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_norm_is_that_of_the_rounded_sum() -> None:
+@pytest.mark.parametrize("provider", OURS)
+def test_the_norm_is_that_of_the_rounded_sum(provider: str) -> None:
     x = torch.full((1, 4), 256.0, dtype=torch.bfloat16, device=harness.DEVICE)
     small = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.bfloat16, device=harness.DEVICE)
-    y, total = add_rms_norm(x, small, torch.ones(4, device=harness.DEVICE), 0.0)
+    weight = torch.full((4,), 1.0035, device=harness.DEVICE)
+    y, total = registry.implementation(ADD_RMS_NORM, provider)(x, small, weight, 0.0, False)
     assert torch.equal(total, x), "257 rounds to 256 in bfloat16"
-    assert torch.equal(y, torch.ones_like(y))
+    assert torch.equal(y, torch.ones_like(y)), "257 / 256.25 * 1.0035 would round up"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -96,8 +96,8 @@ def call(setting: Setting) -> tuple[Any, ...]:
         slots = torch.as_tensor(drawn).to(device, s.integers)
         if s.cache != "same" and s.scaled:
             scales = [torch.tensor([value], device=device) for value in (0.3, 1.7)]
-    third = s.rotary // 6
-    section = [s.rotary // 2 - 2 * third, third, third] if s.mrope else None
+    height, width = s.rotary // 6, s.rotary // 8
+    section = [s.rotary // 2 - height - width, height, width] if s.mrope else None
     return (
         qkv, positions, table, *weights, *caches, slots, *scales, s.q_heads, s.kv_heads, s.size, 1e-3, s.gemma, s.gated,
         s.neox, section, s.mrope == "interleaved",
@@ -256,6 +256,13 @@ def test_every_cache(provider: str, layout: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize("provider", OURS)
+def test_each_cache_at_strides_of_its_own(provider: str) -> None:
+    arguments = list(call(Setting(tokens=4, slots=(29, 0, 8, 13))))
+    arguments[6] = call(Setting(layout="HND"))[6]
+    harness.check(QK_NORM_ROPE_CACHE, provider, tuple(arguments), tolerance=TIGHT["float32"])
+
+
+@pytest.mark.parametrize("provider", OURS)
 @pytest.mark.parametrize("cache", ["float8_e4m3fn", "float8_e4m3fnuz"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_scaled_cache_holds_the_rounded_key_to_the_bit(provider: str, cache: str, scaled: bool) -> None:
@@ -287,16 +294,16 @@ def test_padding_and_surplus_tokens_are_written_nowhere(provider: str) -> None:
 
 @pytest.mark.parametrize("provider", OURS)
 def test_a_cache_of_more_than_two_billion_values(provider: str) -> None:
-    arguments = list(call(Setting(tokens=2, slots=(1, 7), dtype="bfloat16")))
-    stride = 2**31 + 64
-    memory = torch.empty(stride + 6 * 48, dtype=torch.bfloat16, device=harness.DEVICE)  # untouched, so not resident
-    for position in (5, 6):
-        arguments[position] = memory.as_strided((2, 6, 2, 24), (stride, 48, 24, 1))
-        _, k, _ = registry.implementation(QK_NORM_ROPE_CACHE, provider)(*arguments)
-        arguments[position] = torch.zeros(2, 6, 2, 24, dtype=torch.bfloat16, device=harness.DEVICE)
-    values = arguments[0][:, -48:].unflatten(1, (2, 24))
-    assert torch.equal(memory[48:96], values[0].flatten())
-    assert torch.equal(memory[stride + 48 : stride + 96], values[1].flatten())
+    arguments = list(call(Setting(tokens=2, slots=(1, 25), dtype="bfloat16", integers=torch.int32)))
+    stride = 2**29 + 64  # an int32, which four times itself is not
+    memory = torch.empty(4 * stride + 6 * 96, dtype=torch.bfloat16, device=harness.DEVICE)  # untouched: not resident
+    arguments[5] = memory.as_strided((5, 6, 2, 24), (stride, 48, 24, 1))
+    arguments[6] = memory.as_strided((5, 6, 2, 24), (stride, 48, 24, 1), 6 * 48)
+    _, k, _ = registry.implementation(QK_NORM_ROPE_CACHE, provider)(*arguments)
+    values = arguments[0][:, -48:]
+    for token, place in enumerate((48, 4 * stride + 48)):
+        assert torch.equal(memory[place : place + 48], k[token].flatten())
+        assert torch.equal(memory[place + 6 * 48 : place + 7 * 48], values[token])
 
 
 def test_what_the_function_returns() -> None:

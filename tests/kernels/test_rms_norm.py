@@ -89,10 +89,10 @@ def test_rows_of_zeros_stay_zeros(provider: str) -> None:
 
 @pytest.mark.parametrize("provider", OURS)
 def test_rows_more_than_two_billion_values_apart(provider: str) -> None:
-    far, size = 2**31 + 64, 64
-    memory = torch.empty(far + size, dtype=torch.bfloat16, device=harness.DEVICE)  # untouched, so not resident
-    x = memory.as_strided((2, size), (far, 1))
-    values, weight = draw((2,), size, "bfloat16")
+    stride, size = 2**29 + 64, 64  # an int32, which four times itself is not
+    memory = torch.empty(4 * stride + size, dtype=torch.bfloat16, device=harness.DEVICE)  # untouched: not resident
+    x = memory.as_strided((5, size), (stride, 1))
+    values, weight = draw((5,), size, "bfloat16")
     x.copy_(values)
     found = registry.implementation(RMS_NORM, provider)(x, weight, 1e-6, False)
     torch.testing.assert_close(found, rms_norm(values, weight), rtol=8e-3, atol=1e-3)
