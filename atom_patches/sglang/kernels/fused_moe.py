@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
-from . import _process
+from ._process import available
 
 LARGEST_CAPTURED = 256
 """Tokens of the largest batch that is taken to run in a CUDA graph of SGLang's."""
@@ -95,7 +95,6 @@ def _experts(
     x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, shared_w13: Tensor | None,
     shared_w2: Tensor | None, shared_gate: Tensor | None, *, some_absent: bool,
 ) -> Tensor:  # fmt: skip
-    _process.configure()
     x = x.contiguous()
     # SGLang allocates the result from a pool of its tensor-parallel group, of which there may be none here.
     routed = functools.partial(
@@ -127,3 +126,13 @@ def _shared(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+__all__ = [
+    "available",
+    "fused_moe",
+    "moe_routing",
+    "supports_fused_moe",
+    "supports_moe_routing",
+    "timed_fused_moe",
+]
