@@ -87,6 +87,17 @@ def test_many_parts(provider: str, dtype: str, parts: int, rows: int, heads: int
     check_parts(provider, *draw(parts, rows, heads, size, dtype, seed))
 
 
+@pytest.mark.parametrize("provider", PARTS)
+@pytest.mark.parametrize("parts", [1, 8, 9, 70])
+def test_every_part_counts(provider: str, parts: int) -> None:
+    """Also the last, where a program takes them in several steps, and the first where the others are without keys."""
+    outs, lses = draw(parts, 2, 2, 512, "float32", empty=0.0)
+    lses /= 10
+    check_parts(provider, outs, lses)
+    lses[1:], outs[1:] = -math.inf, 0.0
+    check_parts(provider, outs, lses)
+
+
 @pytest.mark.parametrize("provider", OWN)
 @pytest.mark.parametrize("size", [1, 5])
 def test_odd_sizes(provider: str, size: int) -> None:
@@ -127,7 +138,7 @@ def test_strides(provider: str) -> None:
     check_parts(provider, outs, lses.contiguous())
 
 
-@pytest.mark.skipif(not harness.GPU, reason="touches 9 GB")
+@pytest.mark.skipif(not harness.GPU, reason="touches 26 GB")
 @pytest.mark.parametrize("provider", OWN)
 def test_more_than_2_to_the_31_elements(provider: str) -> None:
     outs, lses = draw(2, 5, 2, 64, "bfloat16")
