@@ -108,14 +108,26 @@ def _report(case: Case, **found: Any) -> CaseReport:
     return CaseReport(family=case.operation.family, operation=case.operation.name, **own, **found)
 
 
-def warm(case: Case, providers: Iterable[str], device: torch.device) -> None:
-    """Make `providers` compile what they need for one case; failures are left for the measurement to report."""
+def warm(case: Case, providers: Iterable[str], device: torch.device) -> str:
+    """Make `providers` compile what they need for one case; returns what they raised, which the measurement will tell
+    again."""
+    problems: list[str] = []
     with torch.no_grad():
         arguments = case.inputs(device)
         for name in providers:
-            if name != "torch" and registry.supports(case.operation, name, arguments).ok:
-                registry.implementation(case.operation, name)(*contract.clones(arguments))
-                torch.cuda.synchronize()
+            if name == "torch":
+                continue
+            try:
+                if registry.supports(case.operation, name, arguments).ok:
+                    registry.implementation(case.operation, name)(*contract.clones(arguments))
+                    torch.cuda.synchronize()
+            except Exception as error:
+                problems.append(f"{name}: {_told(error)}")
+    return "; ".join(problems)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _checked(operation: Operation, provider: str, arguments: tuple[Any, ...], expected: contract.Expected) -> Served:
@@ -136,7 +148,7 @@ def _checked(operation: Operation, provider: str, arguments: tuple[Any, ...], ex
     except torch.cuda.OutOfMemoryError:
         return Served("error", "out of memory")
     except Exception as error:
-        return Served("error", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return Served("error", _told(error))
 
 
 def _timed(served: Served, found: Timing | str) -> Served:

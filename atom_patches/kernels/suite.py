@@ -20,7 +20,7 @@ from atom_patches.kernels.results import CaseReport, Ceilings, Machine
 
 START_LIMIT = 300.0
 CASE_LIMIT = 90.0
-WARM_LIMIT = 300.0
+WARM_LIMIT = 150.0
 """Seconds after which a starting worker, a case, and the warming-up as a whole are given up."""
 
 
@@ -255,9 +255,8 @@ def _warm(setup: Setup, key: Key) -> str:
 
     device = torch.device(setup.device)
     try:
-        benchmark.warm(benchmark.cases(key.family)[key.index], setup.providers, device)
+        return benchmark.warm(benchmark.cases(key.family)[key.index], setup.providers, device)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     finally:
         _usable(device)
-    return ""

@@ -117,6 +117,19 @@ class TestCheck:
         assert list(report.providers) == ["engine"]
         assert report.ratio("engine") == report.baseline.seconds / (report.seconds("engine") or 0)
 
+    def test_warming_up_tries_everyone_and_tells_who_failed(
+        self, provide: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        served: list[str] = []
+
+        def fail(x: Tensor, total: Tensor, by: float) -> Tensor:
+            raise IndexError("out of range")
+
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        provide(engine=fail, aiter="no", triton=lambda *args: served.append("triton"))
+        assert benchmark.warm(CASE, ["engine", "aiter", "triton", "torch"], CPU) == "engine: IndexError: out of range"
+        assert served == ["triton"]
+
     def test_what_is_too_large_for_a_cpu_is_not_tried(self, provide: Any) -> None:
         def large(device: torch.device) -> tuple[Any, ...]:
             assert device.type == "meta"
