@@ -65,7 +65,7 @@ class Inputs:
             draw(hv, to=torch.float32), draw(hv), k**-0.5, 1e-6, activation, 0,
         )  # fmt: skip
 
-    def drafts(self, cu: list[int], slots: list[list[int]], accepted: list[int]) -> tuple[Any, ...]:
+    def drafts(self, cu: list[int], slots: Any, accepted: list[int]) -> tuple[Any, ...]:
         """Arguments of `gdn_verify`; the rows are as many as slots were given."""
         device = harness.DEVICE
         places = torch.tensor(slots or [[]], dtype=torch.int32, device=device)
@@ -75,8 +75,8 @@ class Inputs:
 
 
 def check(provider: str, way: str, arguments: tuple[Any, ...], tolerance: tuple[float, float]) -> None:
-    chosen = {"return_value": WAYS[way]} if way in WAYS else {"side_effect": _decode_triton.config}
-    with mock.patch.object(_decode_triton, "config", **chosen):
+    config = _decode_triton.config if way not in WAYS else lambda *_: WAYS[way]
+    with mock.patch.object(_decode_triton, "config", config):
         harness.check(GDN_DECODE, provider, arguments, tolerance=tolerance)
 
 
@@ -278,7 +278,7 @@ def test_wrong_arguments_are_named(change: dict[int, Any], message: str) -> None
 @pytest.mark.parametrize("change", [{8: torch.ones(2, dtype=torch.int32)}, {9: torch.ones(1, dtype=torch.int32)}])
 def test_wrong_drafts_are_named(change: dict[int, Tensor]) -> None:
     drafts = Inputs([1] * 3).drafts([0, 2, 3], [[1, 2], [3, 4]], [1, 2])
-    given = [change.get(i, value) for i, value in enumerate(drafts)]
+    given: list[Any] = [change.get(i, value) for i, value in enumerate(drafts)]
     names = ("conv_weight", "conv_bias", "conv_state", "ssm_state", "cu_seqlens", "slots", "num_accepted")
     names += ("A_log", "dt_bias", "scale", "eps", "activation", "null_slot")
     with pytest.raises(ValueError, match="slots must be"):

@@ -5,12 +5,14 @@ cache. The program of a sequence's first rows also reads its state and writes th
 wait. Decode and verification: a program takes one sequence and a block of channels.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
@@ -178,12 +180,13 @@ def convolve_draft(
 
 def prefill_config(rows: int, channels: int) -> tuple[int, int, int]:
     """(rows, channels, warps) of a program."""
-    return (16 if rows <= 4096 else 32), min(128, triton.next_power_of_2(channels)), 4
+    return (16 if rows <= 4096 else 32), min(128, 1 << (channels - 1).bit_length()), 4
 
 
 def update_config(rows: int, channels: int) -> tuple[int, int]:
     """(channels, warps) of a program: small blocks while there are few rows, so that every core gets some."""
-    return (min(64 if rows <= 4 else 256, triton.next_power_of_2(channels)), 1 if rows <= 4 else 2)
+    block, warps = (64, 1) if rows <= 4 else (256, 2)
+    return min(block, 1 << (channels - 1).bit_length()), warps
 
 
 def _stride(bias: Tensor | None) -> int:
@@ -355,7 +358,7 @@ def _update_kernel(
     TAPS: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
     inside = channel < channels

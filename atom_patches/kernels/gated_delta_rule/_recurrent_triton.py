@@ -4,12 +4,14 @@ A program takes one sequence (or row), one value head and some of its values: a 
 read once, held in registers and written once per token. Everything else is small beside it.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
@@ -108,7 +110,7 @@ def step_config(heads: int, values: int) -> tuple[int, int]:
     q and k.
     """
     strip, warps = (8, 1) if heads <= 128 else (32, 4)
-    return min(strip, triton.next_power_of_2(values)), warps
+    return min(strip, 1 << (values - 1).bit_length()), warps
 
 
 @triton.jit
@@ -152,7 +154,7 @@ def step_kernel(
     y_at = output + (row * HEADS + head) * V + value
     if (slot < 0) | (slot == null_slot):
         if EARLY:
-            tl.extra.cuda.gdc_wait()
+            gdc_wait()
         tl.store(y_at, tl.zeros([BV], tl.float32).to(output.dtype.element_ty), mask=in_v)
         return
     both = in_v[:, None] & in_k[None, :]
@@ -166,7 +168,7 @@ def step_kernel(
     else:
         decay = tl.exp(decay)
     if EARLY:
-        tl.extra.cuda.gdc_wait()
+        gdc_wait()
     q_at = q + row * q_row + (head // GROUP) * q_head
     k_at = k + row * k_row + (head // GROUP) * k_head
     v_at = v + row * v_row + head * v_head

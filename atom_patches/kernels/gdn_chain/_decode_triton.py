@@ -9,6 +9,7 @@ Two ways to decode, chosen by the number of rows:
 Drafts are verified apart.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from atom_patches.kernels.gated_delta_rule._recurrent_triton import (
     supports,
     unit,
 )
+from atom_patches.kernels.launch import backend
 from atom_patches.kernels.registry import Verdict
 
 __all__ = ["gdn_decode", "gdn_verify", "supports_gdn_decode", "supports_gdn_verify"]
@@ -96,7 +98,7 @@ def gdn_decode(
     if not output.numel():
         return output
     key_heads = (channels - heads * values) // (2 * keys)
-    way = config(rows, key_heads, heads, values, mixed_qkv.device.type == "cuda" and torch.version.hip is None)
+    way = config(rows, key_heads, heads, values, backend() == "cuda")
     null = -1 if null_slot is None else null_slot
     sizes = {
         "STATE_V": ssm_state.stride(2), "STATE_K": ssm_state.stride(3), "GROUP": heads // key_heads, "V": values,
