@@ -45,6 +45,11 @@ def test_the_recorded_signatures_are_those_of_the_bindings() -> None:
     assert set.union(*lanes) == set(aiter_signatures.wanted())
 
 
+def test_the_documented_table_is_what_is_bound() -> None:
+    """tools/aiter_signatures.py writes it."""
+    assert aiter_signatures.table() in aiter_signatures.DOCUMENT.read_text(encoding="utf-8")
+
+
 def test_every_bound_function_has_a_contract_a_call_site_and_a_case() -> None:
     called = {call[0] for lane in aiter_stand_in.LANES for case in CASES for call in record(case, lane)}
     for family, functions in aiter_signatures.bound_functions().items():

@@ -28,7 +28,7 @@ DECODE = Function(
 WRITE = Function(
     "aiter.ops.cache:concat_and_cache_mla",
     ("kv_c", "k_pe", "kv_cache", "slot_mapping", "kv_cache_dtype", "scale"),
-    call_site="amd-aiter 0.1.7.post2.dev18 csrc/kernels/cache_kernels.cu: concat_and_cache_mla",
+    call_site="ROCm/aiter 0590d9a96e6d op_tests/test_concat_cache_mla.py: run_aiter",
 )
 HEADS = (16, 128)
 LATENT, ROPE = 512, 64

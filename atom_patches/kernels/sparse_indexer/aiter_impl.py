@@ -23,12 +23,12 @@ _VLLM = "vllm-project/vllm v0.20.2 vllm/v1/attention/ops/rocm_aiter_mla_sparse.p
 WRITE = Function(
     "aiter.ops.cache:indexer_k_quant_and_cache",
     ("k", "kv_cache", "slot_mapping", "quant_block_size", "scale_fmt"),
-    call_site=f"{_VLLM}: rocm_aiter_sparse_attn_indexer",
+    call_site="ROCm/aiter 15fae53ccda3 op_tests/test_indexer_k_quant_and_cache.py: test_indexer_k_quant_and_cache",
 )
 GATHER = Function(
     "aiter.ops.cache:cp_gather_indexer_k_quant_cache",
     ("kv_cache", "dst_k", "dst_scale", "block_table", "cu_seq_lens"),
-    call_site=f"{_VLLM}: rocm_aiter_sparse_attn_indexer",
+    call_site="amd-aiter 0.1.7.post2.dev18 csrc/kernels/cache_kernels.cu: cp_gather_indexer_k_quant_cache",
 )
 _LOGITS = ("Q", "KV", "kv_scales", "weights", "cu_starts", "cu_ends")
 LOGITS = Function(
@@ -60,10 +60,8 @@ def supports_indexer_cache_write(key: Tensor, slots: Tensor, cache: Tensor, powe
         return no(f"AITER finds one scale for {SIZE} values, not for {key.shape[1]}")
     if key.dtype not in (torch.bfloat16, torch.float16):
         return no(f"AITER's call sites quantise bfloat16 and float16, not {key.dtype}")
-    if not cache.is_contiguous() or cache[0].numel() % 16:
-        return no(
-            "AITER addresses the cache by its sizes, 16 bytes at a time: it must be contiguous, blocks of 4 tokens"
-        )
+    if not cache.is_contiguous():
+        return no("AITER addresses the cache by its sizes: it must be contiguous")
     return first(ocp_e4m3(key.device), WRITE.verdict())
 
 

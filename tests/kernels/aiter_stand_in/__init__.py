@@ -12,6 +12,7 @@ function would write. Contracts are written from AITER's side: nothing in them i
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -37,6 +38,7 @@ Observer = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...
 _observers: list[Observer] = []
 
 
+@functools.cache
 def recorded(lane: str) -> dict[str, inspect.Signature]:
     """`module:function` -> its signature in that lane."""
     texts = json.loads((FOLDER / f"signatures-{lane}.json").read_text(encoding="utf-8"))["signatures"]

@@ -135,6 +135,7 @@ def mla_decode_fwd(a: Arguments) -> tuple[Tensor, Tensor | None]:
     "aiter.ops.cache:concat_and_cache_mla",
     "kv_c k_pe kv_cache slot_mapping kv_cache_dtype scale",
     "amd-aiter 0.1.7.post2.dev18 csrc/kernels/cache_kernels.cu: concat_and_cache_mla",
+    "ROCm/aiter 0590d9a96e6d op_tests/test_concat_cache_mla.py",
 )
 def concat_and_cache_mla(a: Arguments) -> None:
     """One block of threads a token, which returns if its slot is negative; strides of rows and blocks are read."""
