@@ -65,7 +65,7 @@ def test_the_hidden_size_of_a_served_model(provider: str) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_heads_of_a_wider_row(provider: str) -> None:
     x, weight = draw((3, 4), 40, "bfloat16")
-    harness.check(RMS_NORM, provider, (x[:, ::2, 3:35], weight[:32], 1e-6, True), tolerance=TOLERANCE["bfloat16"])
+    harness.check(RMS_NORM, provider, (x[:, 1:3, 3:35], weight[:32], 1e-6, True), tolerance=TOLERANCE["bfloat16"])
 
 
 @pytest.mark.parametrize("provider", OURS)
