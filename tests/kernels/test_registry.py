@@ -26,6 +26,11 @@ X = torch.ones(2, 8)
 CALL = (X, torch.ones(8), 1e-6, False)
 
 
+@pytest.fixture(autouse=True)
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOM_KERNELS", raising=False)
+
+
 @pytest.fixture
 def providers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Give an operation's family providers that are plain functions, on any device."""
