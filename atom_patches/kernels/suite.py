@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as TooLate  # the built-in one from Python 3.11 on
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from atom_patches.kernels.results import CaseReport, Ceilings, Machine
 
 START_LIMIT = 300.0
-CASE_LIMIT = 90.0
+CASE_LIMIT = 150.0
 WARM_LIMIT = 150.0
 """Seconds after which a starting worker, a case, and the warming-up as a whole are given up."""
 
@@ -238,7 +239,7 @@ def warm(setup: Setup, keys: Sequence[Key], workers: int) -> Iterator[tuple[Key,
         for key, future in futures:
             try:
                 yield key, future.result(timeout=max(0.0, end - time.monotonic()))
-            except TimeoutError:
+            except TooLate:
                 yield key, "not ready in time"
             except BrokenProcessPool:
                 yield key, "a process crashed"
