@@ -48,6 +48,8 @@ def supports_qk_norm_rope_cache(
             return no("vLLM's rotary embedding takes a contiguous table of x's dtype")
         if positions.dtype != torch.int64 or not positions.is_contiguous():
             return no("vLLM's rotary embedding takes contiguous int64 positions")
+        if num_q_heads % num_kv_heads:
+            return no("vLLM's rotary embedding wants a multiple of the key heads as query heads")
         if positions.dim() == 2 and not neox:
             return no("vLLM's M-RoPE kernel has the neox layout only")
     if slots is not None and (slots.dtype != torch.int64 or not slots.is_contiguous()):
