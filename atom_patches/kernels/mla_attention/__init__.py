@@ -51,7 +51,7 @@ from . import reference
 from .layout import layout_of
 
 #: Largest (relative, absolute) difference from the reference, per dtype of q; lse is held to the same one.
-TOLERANCE = {"float32": (1e-5, 2e-5), "bfloat16": (1e-2, 1.2e-2), "float16": (4e-3, 2e-3)}
+TOLERANCE = {"float32": (1e-5, 2e-5), "bfloat16": (1e-2, 8e-3), "float16": (4e-3, 2e-3)}
 
 
 def _results(q: Tensor, value_size: int) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ def mla_cache_write(latent: Tensor, rope: Tensor, slots: Tensor, cache: Tensor, 
         parts.rope.view(torch.uint8)[block, place] = e4m3.quantize(rope, cache_scale).view(torch.uint8)
     else:
         assert parts.scales is not None
-        groups = latent.reshape(latent.shape[0], -1, GROUP)
+        groups = latent.unflatten(1, (-1, GROUP))
         scales = e4m3.scale_of(groups, 0.0).clamp_min(SMALLEST_NORMAL)
         values = e4m3.quantize(groups, scales).flatten(1)
         parts.latent.view(torch.uint8)[block, place] = values.view(torch.uint8)
