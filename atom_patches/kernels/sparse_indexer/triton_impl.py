@@ -65,7 +65,7 @@ def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, s
     logits = torch.empty(tokens, columns, dtype=torch.float32, device=q.device)
     if not logits.numel():
         return logits
-    keys, together, warps, stages = (128, 16, 4, 2) if backend() == "cuda" else (32, 4, 4, 1)
+    keys, together, warps, stages = _ragged_config()
     _kernels.logits_ragged[(triton.cdiv(columns, keys), triton.cdiv(tokens, together))](
         q.view(torch.uint8), key.view(torch.uint8), key_scale, weights, start, end, logits,
         tokens, columns, heads, size, q.stride(0), q.stride(1), key.stride(0), key_scale.stride(0), *weights.stride(),
@@ -102,8 +102,8 @@ def indexer_logits_paged(
     if not logits.numel():
         return logits
     values, scales = _bytes_of(cache)
-    keys, warps, stages = (64, 4, 3) if backend() == "cuda" else (32, 4, 1)
-    parts = max(1, min(triton.cdiv(max_seqlen_k, keys), 8 * processors(q.device) // tokens))
+    keys, programs, warps, stages = _paged_config()
+    parts = max(1, min(triton.cdiv(max_seqlen_k, keys), programs * processors(q.device) // tokens))
     _kernels.logits_paged[(tokens, parts)](
         q.view(torch.uint8), values, scales, weights, block_table, requests, lengths, logits,
         max_seqlen_k, heads, size, q.stride(0), q.stride(1), *weights.stride(), *block_table.stride(),
@@ -127,11 +127,11 @@ def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stab
     out = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
-    block = min(LARGEST_BLOCK, max(16, triton.next_power_of_2(k + max(k, columns))))
+    block, warps = _select_config(k, columns)
     step = block - k
     parts = max(1, min(triton.cdiv(columns, step), processors(logits.device) // rows))
     strides = (*logits.stride(), 0 if start is None else start.stride(0), end.stride(0))
-    meta = {"HAS_START": start is not None, "BLOCK": block, "num_warps": max(4, min(16, block // 512))}
+    meta = {"HAS_START": start is not None, "BLOCK": block, "num_warps": warps}
     if parts == 1:
         _topk.select[(rows, 1)](logits, out, start, end, out, k, *strides, 1, MERGE=False, STEP=step, **meta)
         return out
@@ -153,6 +153,22 @@ def local_to_paged(indices: Tensor, requests: Tensor | None, block_table: Tensor
         HAS_REQUESTS=requests is not None, PAGE=block_size, WIDTH=width, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def _ragged_config() -> tuple[int, int, int, int]:
+    """Keys and queries of a program, its warps and its stages."""
+    return (128, 16, 4, 2) if backend() == "cuda" else (32, 4, 4, 1)
+
+
+def _paged_config() -> tuple[int, int, int, int]:
+    """Keys of a tile, programs for every processor, warps and stages."""
+    return (64, 8, 4, 3) if backend() == "cuda" else (32, 8, 4, 1)
+
+
+def _select_config(k: int, columns: int) -> tuple[int, int]:
+    """Values that a program holds, at least 2 k if there are as many, and its warps."""
+    block = min(LARGEST_BLOCK, max(16, triton.next_power_of_2(k + max(k, columns))))
+    return block, max(4, min(16, block // 512))
 
 
 def _queries(q: Tensor) -> Verdict:
