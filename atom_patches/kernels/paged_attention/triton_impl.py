@@ -8,13 +8,12 @@ and the two upper bounds alone.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from atom_patches.kernels.launch import backend, processors
 from atom_patches.kernels.merge_attention.triton_impl import merge_into
 from atom_patches.kernels.registry import YES, Verdict, no
 
@@ -66,12 +65,13 @@ def supports_paged_attention(
 ) -> Verdict:
     if q.dtype not in FLOATS or (key_cache.dtype != q.dtype and key_cache.dtype not in EIGHT_BITS):
         return no(f"queries of {q.dtype} with a cache of {key_cache.dtype}")
-    if key_cache.dtype == torch.float8_e4m3fnuz and _backend(q.device) == "cuda" and q.device.type != "cpu":
+    if key_cache.dtype == torch.float8_e4m3fnuz and backend() == "cuda":
         return no("NVIDIA GPUs do not know float8_e4m3fnuz")
     if max(q.shape[2], value_cache.shape[3]) > LARGEST_HEAD:
         return no(f"heads of {q.shape[2]} and {value_cache.shape[3]} values; at most {LARGEST_HEAD}")
-    if q.shape[1] // key_cache.shape[2] > 128:
-        return no(f"{q.shape[1] // key_cache.shape[2]} query heads a key head; at most 128")
+    group, most = q.shape[1] // key_cache.shape[2], 64 if q.dtype == torch.float32 else 128
+    if group > most:
+        return no(f"{group} query heads a key head; at most {most} of {q.dtype}")
     return YES
 
 
@@ -126,7 +126,7 @@ def paged_attention(
         CAUSAL=causal, WINDOW=window or 0, SOFT_CAP=soft_cap > 0, POSITIONS=query_positions is not None,
         K_SCALED=k_scale is not None, V_SCALED=v_scale is not None, SPLIT=config.splits > 1,
         BY_SEQUENCE=config.by_sequence,
-        PRECISION="ieee" if _backend(q.device) == "hip" else "tf32x3", num_warps=config.warps, num_stages=config.stages,
+        PRECISION="ieee" if backend() == "hip" else "tf32x3", num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if config.splits > 1:
         merge_into(out, lse, to, to_lse)
@@ -160,13 +160,13 @@ def _config(
     if by_sequence:
         block_m = max(16, _power_of_two(max_seqlen_q * group))
         block_n, warps, stages = (32 if wide else 64), 4, 3
-        shortest, programs_wanted = 128, 4 * _processors(q.device)
+        shortest, programs_wanted = 128, 4 * processors(q.device)
     else:
         block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
-        shortest, programs_wanted = 512, _processors(q.device)
+        shortest, programs_wanted = 512, processors(q.device)
     if q.dtype == torch.float32:
         block_m, block_n, warps, stages = min(block_m, 64), 32, 8, 1
-    if _backend(q.device) == "hip":  # 64 KiB of shared memory
+    if backend() == "hip":  # 64 KiB of shared memory
         block_m, block_n, stages = min(block_m, 64 if wide else 128), min(block_n, 32 if wide else 64), 1
     block_m = max(block_m, _power_of_two(group))
     tiles = seqs if by_sequence else rows // (block_m // group) + seqs
@@ -178,17 +178,3 @@ def _config(
 def _splits(programs: int, wanted: int, keys: int, shortest: int) -> int:
     """Programs that share the keys of one: enough for `wanted` in all, as long as each has `shortest` keys."""
     return max(1, min(wanted // programs, -(-keys // shortest), MOST_SPLITS))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of the device, of an H200 where there is none."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-def _backend(device: torch.device) -> str:
-    """What the kernels are compiled for; on a CPU they are interpreted."""
-    if device.type == "cpu":
-        return "cuda"
-    driver: Any = triton.runtime.driver.active
-    return driver.get_current_target().backend
