@@ -68,7 +68,7 @@ def tiles(rows: int, shape: Shape, backend: str) -> Iterator[tuple[Tile, Tile]]:
 
 def _tiles(rows: int, halves: int) -> Iterator[Tile]:
     if rows <= 32:
-        depths = {64: (4, 6), 128: (3, 4, 5), 256: (2, 3)}
+        depths = {64: (4, 6), 128: (3, 4, 5), 256: (2, 3, 4)}
         for n in (16, 32, 64) if halves == 2 else (32, 64, 128):
             for k, stages in depths.items():
                 yield from (Tile(n, k, 4, stage) for stage in stages)
@@ -83,11 +83,14 @@ def _tiles(rows: int, halves: int) -> Iterator[Tile]:
     for n in (64, 128) if halves == 2 else (64, 128, 256):
         for k in (64, 128):
             for warps in (4, 8):
-                if n * halves * rows // (warps * 32) in (32, 64, 128):
-                    for stage in (3, 4) if k == 64 else (2, 3):
-                        yield Tile(n, k, warps, stage)
-                    if k == 64:
-                        yield Tile(n, k, warps, 3, group=8)
+                if n * halves * rows // (warps * 32) not in (32, 64, 128):
+                    continue
+                for stage in (3, 4) if k == 64 else (2, 3):
+                    yield Tile(n, k, warps, stage)
+                    if rows == 128:
+                        yield Tile(n, k, warps, stage, halve=True)
+                if k == 64:
+                    yield Tile(n, k, warps, 3, group=8, halve=rows == 128)
 
 
 def _fits(tile: Tile, rows: int, halves: int, shape: Shape, columns: int, backend: str) -> bool:
@@ -286,7 +289,8 @@ def _verify(config: Config, call: Arguments) -> None:
 
 
 def _short(tile: Tile) -> str:
-    extras = (" swap" if tile.swap else "") + (f" g{tile.group}" if tile.group > 1 else "")
+    extras = (" swap" if tile.swap else "") + (" halve" if tile.halve else "")
+    extras += f" g{tile.group}" if tile.group > 1 else ""
     return f"{tile.n}x{tile.k} w{tile.warps} s{tile.stages}{extras}"
 
 

@@ -366,7 +366,7 @@ def configurations() -> Iterator[Config]:
     for tables in (False, True):
         yield Config(16, tables, narrow, wide)
         yield Config(16, tables, replace(wide, swap=True), replace(narrow, swap=True))
-    yield Config(32, True, wide, narrow)
+    yield Config(32, True, replace(wide, halve=True), replace(narrow, halve=True))
 
 
 @pytest.mark.skipif("triton" not in PROVIDERS, reason="without Triton")

@@ -222,7 +222,8 @@ def gate_up(plan: Plan, x: Tensor, w13: Tensor, shared_w13: Tensor | None, confi
     _gate_up[(plan.blocks * triton.cdiv(width, config.first.n),)](
         *plan.where, x, x.stride(0), x.stride(1), w13, w13.stride(0), w13.stride(1), w13.stride(2),
         extra, extra.stride(0), extra.stride(1), out, width, hidden,
-        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w13, extra), **_launch(config.first, width, hidden),
+        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w13, extra),
+        **_launch(plan, config.first, width, hidden),
     )  # fmt: skip
     return out
 
@@ -239,7 +240,7 @@ def down(
         *plan.where, between, w2, w2.stride(0), w2.stride(1), w2.stride(2), extra, extra.stride(0), extra.stride(1),
         topk_weights, topk_weights.stride(0), topk_weights.stride(1), out, hidden, width,
         **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra), WHOLE=config.second.k >= width,
-        **_launch(config.second, hidden, width),
+        **_launch(plan, config.second, hidden, width),
     )  # fmt: skip
     return out
 
@@ -272,10 +273,11 @@ def _early(config: Config) -> dict[str, Any]:
     return {"EARLY": True, "launch_pdl": True} if config.early else {"EARLY": False}
 
 
-def _launch(tile: Tile, n: int, k: int) -> dict[str, Any]:
+def _launch(plan: Plan, tile: Tile, n: int, k: int) -> dict[str, Any]:
     return {
         "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "SWAP": tile.swap, "EVEN_N": n % tile.n == 0,
-        "EVEN_K": k % tile.k == 0, "num_warps": tile.warps, "num_stages": tile.stages,
+        "EVEN_K": k % tile.k == 0, "HALVE": tile.halve and not plan.options["PAIRS"], "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }  # fmt: skip
 
 
@@ -421,12 +423,13 @@ def _sort_many(
 def _rows_of(
     block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, PAIRS: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Expert (-1: none), row numbers, tokens and which of the rows are real, of one row block.
+    """Expert (-1: none) of one row block, and of its first ROWS rows their numbers, tokens and which are real.
 
     Rows are pairs; behind them a shared expert's: `tokens` rows for each slice that is as wide as an expert.
     """
-    inner = tl.arange(0, BLOCK_M)
+    inner = tl.arange(0, ROWS)
     routed = block
     if SHARED > 0:
         parts = (tokens + BLOCK_M - 1) // BLOCK_M
@@ -461,6 +464,20 @@ def _rows_of(
 
 
 @triton.jit
+def _half_full(block, table, tokens, routed_blocks, BLOCK_M: tl.constexpr, SHARED: tl.constexpr):
+    """Whether a row block of the table has no more than half of its rows."""
+    routed = block
+    if SHARED > 0:
+        parts = (tokens + BLOCK_M - 1) // BLOCK_M
+        routed = block - SHARED * parts
+    count = tl.load(table + 2 * routed_blocks + routed, mask=routed >= 0, other=0)
+    if SHARED > 0:  # noqa: SIM102 - one is decided by the compiler
+        if routed < 0:
+            count = tokens - (block % parts) * BLOCK_M
+    return count <= BLOCK_M // 2
+
+
+@triton.jit
 def _place(blocks, columns, GROUP: tl.constexpr):
     """Row block and column block of this program."""
     number = tl.program_id(0)
@@ -487,58 +504,85 @@ def _gate_up(
     x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out, width, hidden,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
     SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr,
+    SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, HALVE: tl.constexpr,
 ):  # fmt: skip
     """out[row] = silu(x[token] @ gate.T) * (x[token] @ up.T), for BLOCK_M rows and BLOCK_N columns."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     block, column = _place(blocks, (width + BLOCK_N - 1) // BLOCK_N, GROUP)
+    few = False
+    if HALVE:
+        few = _half_full(block, table, tokens, routed_blocks, BLOCK_M, SHARED)
+    if few:
+        _gate_up_rows(
+            block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+            x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out,
+            width, hidden, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K, SWAP, EVEN_N, EVEN_K,
+            ALIGNED, BLOCK_M // 2,
+        )  # fmt: skip
+    else:
+        _gate_up_rows(
+            block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+            x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out,
+            width, hidden, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K, SWAP, EVEN_N, EVEN_K,
+            ALIGNED, BLOCK_M,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_rows(
+    block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+    x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out, width, hidden,
+    TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, PAIRS: tl.constexpr, SHARED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The first ROWS rows of a row block."""
     expert, row, token, real = _rows_of(
         block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
-        TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED,
+        TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, ROWS,
     )  # fmt: skip
-    if expert < 0:
-        return
-    base = w13 + expert.to(tl.int64) * w13_expert
-    row_step, column_step, up = w13_row, w13_column, width
-    if SHARED > 0:
-        extra = expert >= experts
-        base = _either(extra, shared + (expert - experts).to(tl.int64) * width * shared_row, base, ALIGNED)
-        row_step = tl.where(extra, shared_row, w13_row)
-        column_step = tl.where(extra, shared_column, w13_column)
-        up = tl.where(extra, width * SHARED, width)
-    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    source = n if EVEN_N else tl.minimum(n, width - 1)
-    k = tl.arange(0, BLOCK_K)
-    a_at = x + token.to(tl.int64)[:, None] * x_row + k[None, :] * x_column
-    gate_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
-    up_offset = tl.cast(up, tl.int64) * row_step
-    gate = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
-    more = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
-    for begin in range(0, hidden, BLOCK_K):
-        if EVEN_K:  # the weights first: the rows' addresses come from a second look-up
-            g = tl.load(gate_at)
-            u = tl.load(gate_at + up_offset)
-            a = tl.load(a_at, mask=real[:, None], other=0.0)
-        else:
-            deep = (begin + k < hidden)[None, :]
-            g = tl.load(gate_at, mask=deep, other=0.0)
-            u = tl.load(gate_at + up_offset, mask=deep, other=0.0)
-            a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
+    if expert >= 0:
+        base = w13 + expert.to(tl.int64) * w13_expert
+        row_step, column_step, up = w13_row, w13_column, width
+        if SHARED > 0:
+            extra = expert >= experts
+            base = _either(extra, shared + (expert - experts).to(tl.int64) * width * shared_row, base, ALIGNED)
+            row_step = tl.where(extra, shared_row, w13_row)
+            column_step = tl.where(extra, shared_column, w13_column)
+            up = tl.where(extra, width * SHARED, width)
+        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        source = n if EVEN_N else tl.minimum(n, width - 1)
+        k = tl.arange(0, BLOCK_K)
+        a_at = x + token.to(tl.int64)[:, None] * x_row + k[None, :] * x_column
+        gate_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
+        up_offset = tl.cast(up, tl.int64) * row_step
+        gate = tl.zeros((BLOCK_N if SWAP else ROWS, ROWS if SWAP else BLOCK_N), dtype=tl.float32)
+        more = tl.zeros((BLOCK_N if SWAP else ROWS, ROWS if SWAP else BLOCK_N), dtype=tl.float32)
+        for begin in range(0, hidden, BLOCK_K):
+            if EVEN_K:  # the weights first: the rows' addresses come from a second look-up
+                g = tl.load(gate_at)
+                u = tl.load(gate_at + up_offset)
+                a = tl.load(a_at, mask=real[:, None], other=0.0)
+            else:
+                deep = (begin + k < hidden)[None, :]
+                g = tl.load(gate_at, mask=deep, other=0.0)
+                u = tl.load(gate_at + up_offset, mask=deep, other=0.0)
+                a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
+            if SWAP:
+                gate = tl.dot(g, tl.trans(a), gate, input_precision=PRECISION)
+                more = tl.dot(u, tl.trans(a), more, input_precision=PRECISION)
+            else:
+                gate = tl.dot(a, tl.trans(g), gate, input_precision=PRECISION)
+                more = tl.dot(a, tl.trans(u), more, input_precision=PRECISION)
+            a_at += BLOCK_K * x_column
+            gate_at += BLOCK_K * column_step
+        result = gate / (1.0 + tl.exp(-gate)) * more
         if SWAP:
-            gate = tl.dot(g, tl.trans(a), gate, input_precision=PRECISION)
-            more = tl.dot(u, tl.trans(a), more, input_precision=PRECISION)
-        else:
-            gate = tl.dot(a, tl.trans(g), gate, input_precision=PRECISION)
-            more = tl.dot(a, tl.trans(u), more, input_precision=PRECISION)
-        a_at += BLOCK_K * x_column
-        gate_at += BLOCK_K * column_step
-    result = gate / (1.0 + tl.exp(-gate)) * more
-    if SWAP:
-        result = tl.trans(result)
-    target = out + row.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
+            result = tl.trans(result)
+        target = out + row.to(tl.int64)[:, None] * width + n[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -548,69 +592,99 @@ def _down(
     hidden, width,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
     SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr,
+    SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, HALVE: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     """out[row] = (x[row] @ w2[expert].T) * routing weight, for BLOCK_M rows and BLOCK_N columns."""
     if EARLY:
         gdc_launch_dependents()
     block, column = _place(blocks, (hidden + BLOCK_N - 1) // BLOCK_N, GROUP)
+    few = False
+    if HALVE:
+        few = _half_full(block, table, tokens, routed_blocks, BLOCK_M, SHARED)
+    if few:
+        _down_rows(
+            block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+            x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row,
+            weights_column, out, hidden, width, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K,
+            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M // 2, WHOLE, EARLY,
+        )  # fmt: skip
+    else:
+        _down_rows(
+            block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+            x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row,
+            weights_column, out, hidden, width, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K,
+            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M, WHOLE, EARLY,
+        )  # fmt: skip
+
+
+@triton.jit
+def _down_rows(
+    block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
+    x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row, weights_column, out,
+    hidden, width,
+    TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, PAIRS: tl.constexpr, SHARED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
+    WHOLE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The first ROWS rows of a row block."""
     expert, row, token, real = _rows_of(
         block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
-        TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED,
+        TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, ROWS,
     )  # fmt: skip
     if expert < 0:
         if EARLY:
             gdc_wait()
-        return
-    base = w2 + expert.to(tl.int64) * w2_expert
-    row_step, column_step = w2_row, w2_column
-    if SHARED > 0:
-        extra = expert >= experts
-        base = _either(extra, shared + (expert - experts).to(tl.int64) * width * shared_column, base, ALIGNED)
-        row_step = tl.where(extra, shared_row, w2_row)
-        column_step = tl.where(extra, shared_column, w2_column)
-    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    source = n if EVEN_N else tl.minimum(n, hidden - 1)
-    k = tl.arange(0, BLOCK_K)
-    a_at = x + row.to(tl.int64)[:, None] * width + k[None, :]
-    b_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
-    if WHOLE:  # the weights are on their way while the first product's last programs run
-        deep = (k < width)[None, :]
-        b = tl.load(b_at) if EVEN_K else tl.load(b_at, mask=deep, other=0.0)
-        if EARLY:
-            gdc_wait()
-        a = tl.load(a_at, mask=real[:, None] if EVEN_K else real[:, None] & deep, other=0.0)
-        if SWAP:
-            total = tl.dot(b, tl.trans(a), input_precision=PRECISION)
-        else:
-            total = tl.dot(a, tl.trans(b), input_precision=PRECISION)
     else:
-        if EARLY:
-            gdc_wait()
-        total = tl.zeros((BLOCK_N if SWAP else BLOCK_M, BLOCK_M if SWAP else BLOCK_N), dtype=tl.float32)
-        for begin in range(0, width, BLOCK_K):
-            if EVEN_K:
-                b = tl.load(b_at)
-                a = tl.load(a_at, mask=real[:, None], other=0.0)
-            else:
-                deep = (begin + k < width)[None, :]
-                b = tl.load(b_at, mask=deep, other=0.0)
-                a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
+        base = w2 + expert.to(tl.int64) * w2_expert
+        row_step, column_step = w2_row, w2_column
+        if SHARED > 0:
+            extra = expert >= experts
+            base = _either(extra, shared + (expert - experts).to(tl.int64) * width * shared_column, base, ALIGNED)
+            row_step = tl.where(extra, shared_row, w2_row)
+            column_step = tl.where(extra, shared_column, w2_column)
+        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        source = n if EVEN_N else tl.minimum(n, hidden - 1)
+        k = tl.arange(0, BLOCK_K)
+        a_at = x + row.to(tl.int64)[:, None] * width + k[None, :]
+        b_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
+        if WHOLE:  # the weights are on their way while the first product's last programs run
+            deep = (k < width)[None, :]
+            b = tl.load(b_at) if EVEN_K else tl.load(b_at, mask=deep, other=0.0)
+            if EARLY:
+                gdc_wait()
+            a = tl.load(a_at, mask=real[:, None] if EVEN_K else real[:, None] & deep, other=0.0)
             if SWAP:
-                total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+                total = tl.dot(b, tl.trans(a), input_precision=PRECISION)
             else:
-                total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-            a_at += BLOCK_K
-            b_at += BLOCK_K * column_step
-    if SWAP:
-        total = tl.trans(total)
-    routed = real & (row < pairs)
-    weight_at = weights + token.to(tl.int64) * weights_row + (row % TOP_K) * weights_column
-    weight = tl.load(weight_at, mask=routed, other=1.0).to(tl.float32)
-    target = out + row.to(tl.int64)[:, None] * hidden + n[None, :]
-    result = (total * weight[:, None]).to(out.dtype.element_ty)
-    tl.store(target, result, mask=real[:, None] & (n < hidden)[None, :])
+                total = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+        else:
+            if EARLY:
+                gdc_wait()
+            total = tl.zeros((BLOCK_N if SWAP else ROWS, ROWS if SWAP else BLOCK_N), dtype=tl.float32)
+            for begin in range(0, width, BLOCK_K):
+                if EVEN_K:
+                    b = tl.load(b_at)
+                    a = tl.load(a_at, mask=real[:, None], other=0.0)
+                else:
+                    deep = (begin + k < width)[None, :]
+                    b = tl.load(b_at, mask=deep, other=0.0)
+                    a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
+                if SWAP:
+                    total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+                else:
+                    total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+                a_at += BLOCK_K
+                b_at += BLOCK_K * column_step
+        if SWAP:
+            total = tl.trans(total)
+        routed = real & (row < pairs)
+        weight_at = weights + token.to(tl.int64) * weights_row + (row % TOP_K) * weights_column
+        weight = tl.load(weight_at, mask=routed, other=1.0).to(tl.float32)
+        target = out + row.to(tl.int64)[:, None] * hidden + n[None, :]
+        result = (total * weight[:, None]).to(out.dtype.element_ty)
+        tl.store(target, result, mask=real[:, None] & (n < hidden)[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens", "pairs", "ids_row"])

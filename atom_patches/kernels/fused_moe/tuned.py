@@ -30,6 +30,7 @@ class Tile:
         warps, stages: of the program, and of its pipeline of loads.
         swap: the weights are the left operand, so that few tokens make a narrow right one.
         group: row blocks that are walked before the next columns; 1 walks all columns of a row block first.
+        halve: a row block that is at most half full is computed as one of half the rows; needs the sort's tables.
     """
 
     n: int
@@ -38,6 +39,7 @@ class Tile:
     stages: int
     swap: bool = False
     group: int = 1
+    halve: bool = False
 
 
 @dataclass(frozen=True)
