@@ -44,7 +44,7 @@ def test_the_reference_is_the_formula(activation: str) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @harness.examples(6)
-@given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 140), st.sampled_from(ACTIVATIONS))
+@given(st.integers(0, 4), st.integers(1, 4), st.sampled_from([1, 6, 16, 65, 128]), st.sampled_from(ACTIVATIONS))
 def test_every_provider(provider: str, dtype: str, tokens: int, heads: int, size: int, activation: str) -> None:
     arguments = (*draw(tokens, heads, size, dtype), 1e-6, activation)
     assume(provider != "engine" or registry.supports(GATED_RMS_NORM, provider, arguments).ok)

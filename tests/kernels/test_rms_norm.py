@@ -35,7 +35,7 @@ def test_the_reference_is_the_formula(gemma: bool) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @harness.examples(6)
-@given(st.integers(0, 5), st.integers(1, 300), st.booleans())
+@given(st.integers(0, 5), st.sampled_from([1, 3, 16, 65, 128, 300]), st.booleans())
 def test_every_provider(provider: str, dtype: str, rows: int, size: int, gemma: bool) -> None:
     x, weight = draw((rows,), size, dtype)
     assume(provider != "engine" or registry.supports(RMS_NORM, provider, (x, weight, 1e-6, gemma)).ok)
