@@ -107,7 +107,7 @@ def _shape_class(
     rotary = 0 if cos_sin_cache is None else cos_sin_cache.shape[1]
     cache = "no cache" if key_cache is None else f"{dtype_name(key_cache.dtype)} cache"
     parts = [dtype_name(qkv.dtype), f"q{num_q_heads} kv{num_kv_heads} d{head_dim} r{rotary}", cache]
-    parts += [name for name, asked in (("gated", gated), ("gemma", gemma)) if asked]
+    parts += [name for name, asked in (("gated", gated), ("gemma", gemma), ("mrope", mrope_section)) if asked]
     return " ".join([*parts, f"tokens{bucket(qkv.shape[0], (1, 16, 64, 256, 4096))}"])
 
 
