@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+from typing import Any
+
 import torch
-import triton
+from triton import knobs
 from triton.runtime.driver import driver
 
 #: Processors that kernels are sized for where there is no GPU: few, so that interpreted kernels split too.
@@ -15,14 +17,16 @@ COMPILED = 132
 
 def backend() -> str:
     """ "cuda", "hip", or "interpreter"."""
-    return "interpreter" if triton.knobs.runtime.interpret else driver.active.get_current_target().backend
+    return "interpreter" if knobs.runtime.interpret else _target().backend
 
 
 def has_fp8_dot() -> bool:
     """Whether the matrix units multiply E4M3 values themselves."""
-    if backend() != "cuda":
-        return False
-    return int(driver.active.get_current_target().arch) >= 89
+    return backend() == "cuda" and int(_target().arch) >= 89
+
+
+def _target() -> Any:
+    return driver.active.get_current_target()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def processors(device: torch.device) -> int:

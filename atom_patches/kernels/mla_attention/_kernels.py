@@ -5,6 +5,7 @@ scores and the values. A split is a part of the keys whose result is merged late
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false
 # (types that exist only while Triton compiles)
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Absorbed latent attention in Triton: split over the keys when the queries alone do not fill the GPU."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ def _config(blocks_of: Any, heads_together: int, most_keys: int, layout: Layout,
     warps = 8 if rows == 64 else 4
     blocks = blocks_of(rows)
     wanted = max(1, processors(q.device) // max(1, blocks))
-    splits = min(MOST_SPLITS, wanted, triton.cdiv(max(1, most_keys), keys))
+    splits = int(min(MOST_SPLITS, wanted, triton.cdiv(max(1, most_keys), keys)))
     return _Config(rows, keys, 1 << (splits.bit_length() - 1), warps, 1 if small else 2)
 
 

@@ -38,6 +38,19 @@ def _border(rank, k):
 
 
 @triton.jit
+def _named(names, winners, lane, base, stop, held, k, MERGE: tl.constexpr):
+    """The columns in the lanes: first those held so far, from lane k on the next ones; and which lanes have one."""
+    fresh = base + lane - k
+    inside = (lane >= k) & (fresh < stop)
+    index = fresh
+    if MERGE:
+        index = tl.load(names + fresh, mask=inside, other=-1)
+        inside = inside & (index >= 0)
+    kept = lane < held
+    return tl.where(kept, tl.load(winners + lane, mask=kept, other=0), index), inside | kept
+
+
+@triton.jit
 def select(
     logits, candidates, start, end, out, k, row_stride, column_stride, start_stride, end_stride, parts,
     HAS_START: tl.constexpr, MERGE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
@@ -68,15 +81,7 @@ def select(
     lane = tl.arange(0, BLOCK)
     held = 0
     for base in range(begin, stop, STEP):
-        fresh = base + lane - k
-        inside = (lane >= k) & (fresh < stop)
-        index = fresh
-        if MERGE:
-            index = tl.load(names + fresh, mask=inside, other=-1)
-            inside = inside & (index >= 0)
-        kept = lane < held
-        index = tl.where(kept, tl.load(winners + lane, mask=kept, other=0), index)
-        inside = inside | kept
+        index, inside = _named(names, winners, lane, base, stop, held, k, MERGE)
         x = tl.load(line + index.to(tl.int64) * column_stride, mask=inside, other=float("-inf"))
         rank = _order(x, inside)
         found = tl.sum((rank > ABSENT).to(tl.int32))
@@ -88,6 +93,8 @@ def select(
         room = k - tl.sum(above.to(tl.int32))
         taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
         place = tl.cumsum(taken.to(tl.int32), 0) - 1
+        tl.debug_barrier()  # the columns are loaded again rather than held in registers through the bisection
+        index, inside = _named(names, winners, lane, base, stop, held, k, MERGE)
         tl.debug_barrier()
         tl.store(winners + place, index, mask=taken)
         tl.debug_barrier()

@@ -1,5 +1,6 @@
 """The sparse indexer in Triton."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
 from __future__ import annotations
 
 import torch
@@ -14,7 +15,7 @@ from .reference import parts_of
 
 LARGEST_SIZE = 256
 #: The most values a program of the selection holds.
-LARGEST_BLOCK = 16384
+LARGEST_BLOCK = 8192
 
 
 def supports_indexer_cache_write(key: Tensor, slots: Tensor, cache: Tensor, power_of_two: bool) -> Verdict:
@@ -168,7 +169,7 @@ def _paged_config() -> tuple[int, int, int, int]:
 def _select_config(k: int, columns: int) -> tuple[int, int]:
     """Values that a program holds, at least 2 k if there are as many, and its warps."""
     block = min(LARGEST_BLOCK, max(16, triton.next_power_of_2(k + max(k, columns))))
-    return block, max(4, min(16, block // 512))
+    return block, max(4, min(16, block // 1024))
 
 
 def _queries(q: Tensor) -> Verdict:

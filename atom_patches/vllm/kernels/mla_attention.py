@@ -4,6 +4,7 @@ FlashMLA plans the split over keys in its first call with a plan object; the bac
 here every call has its own. A query without keys has +inf for its log-sum-exp there, and -inf here.
 """
 
+# pyright: reportPrivateImportUsage=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import math
