@@ -226,8 +226,10 @@ def copies_kept() -> Iterator[None]:
 def _experts() -> list[Case]:
     from atom_patches.kernels.fused_moe import FUSED_MOE, MOE_ROUTING
 
-    def route(renormalize: bool, rows: int = 3) -> tuple[Any, ...]:
-        return normal(rows, 24, dtype=torch.float32)[:, :12], 3, "softmax", renormalize, None, 1, 1, 2.5
+    def route(renormalize: bool, rows: int = 3, odd: float = 0.0) -> tuple[Any, ...]:
+        logits = normal(rows, 24, dtype=torch.float32)[:, :12]
+        logits[1:2] += odd
+        return logits, 3, "softmax", renormalize, None, 1, 1, 2.5
 
     def call(shared: bool, gated: bool, rows: int = 4) -> tuple[Any, ...]:
         weights = torch.rand(rows, 2, generator=torch.Generator().manual_seed(4))
@@ -240,6 +242,8 @@ def _experts() -> list[Case]:
     return [
         Case(MOE_ROUTING, "renormalised", lambda: route(True)),
         Case(MOE_ROUTING, "as they are", lambda: route(False)),
+        Case(MOE_ROUTING, "a row of NaN", lambda: route(True, odd=torch.nan)),
+        Case(MOE_ROUTING, "a row of -inf", lambda: route(False, odd=-torch.inf)),
         Case(MOE_ROUTING, "no rows", lambda: route(True, 0)),
         Case(FUSED_MOE, "routed", lambda: call(False, False), prepared=copies_kept),
         Case(FUSED_MOE, "with a gated shared expert", lambda: call(True, True), prepared=copies_kept),

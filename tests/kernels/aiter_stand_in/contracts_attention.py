@@ -126,7 +126,7 @@ def mla_decode_fwd(a: Arguments) -> tuple[Tensor, Tensor | None]:
     for row in range(rows):
         keys = buffer[places[bounds[row] : bounds[row + 1]].long(), 0, 0].float()
         score = q[row].float() @ keys.T * a.number("sm_scale")
-        lse[row] = score.logsumexp(-1)
+        lse[row] = score.logsumexp(-1) if len(keys) else float("nan")
         o[row] = (torch.softmax(score, -1) @ keys[:, :512]).to(o.dtype) if len(keys) else float("nan")
     return torch.empty(0), lse if a.flag("return_lse") else None
 
