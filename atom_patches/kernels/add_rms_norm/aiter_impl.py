@@ -3,6 +3,8 @@
 `rmsnorm2d_fwd_with_add` writes the sum and its norm into two tensors that the caller gives. Everything is two-
 dimensional, dense, and of one dtype, the weight included. `1 + weight` is a keyword of its newer generation: by
 position it would stand where the older one has another flag.
+
+Called as in AITER's `aiter/ops/rmsnorm.py` and vLLM's `vllm/_aiter_ops.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

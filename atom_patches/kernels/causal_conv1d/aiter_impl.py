@@ -6,6 +6,8 @@ Both kernels know one mark of padding, `pad_slot_id`. It must be negative: the p
 whose *index* it is as well. So every slot that stands for padding here becomes -1 first. They leave unwritten what
 belongs to padding or to no sequence, which is zeroed here, and the update overwrites its input, which is copied.
 `seq_lens_cpu` only sizes the prefill's grid; the number of tokens bounds every length, and asks no device for them.
+
+Called as in AITER's `op_tests/triton_tests/conv/test_causal_conv1d.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ memory, and run the model once, so that the copies are made outside of a graph c
 Not bound: maps of experts (AITER's mask cannot tell in which order a rank holds its experts), and routing by sigmoid,
 bias or groups (AITER does not say in which order it gives the chosen). A padded id becomes expert 0 with weight 0. The
 shared expert is two matrix products of torch's.
+
+Called as in vLLM's `vllm/_aiter_ops.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ the device for the lengths; a prefill by AITER is no part of a CUDA graph.
 
 Nothing fits the other operators: AITER's recurrent rule keeps [K, V] and knows no slots, its decode kernels take the
 projections (see `gdn_chain`), and it has no map of a segment.
+
+Called as in AITER's `aiter/ops/triton/gated_delta_net/gated_delta_rule.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Two calls: the convolution (see `causal_conv1d.aiter_impl`), whose result is rou
 states it reads the distance of two slots only, and for a negative index it writes nothing; those rows are zeroed here.
 
 Prefill is not bound: AITER has no function for the chain, and its parts are bound one by one.
+
+Called as in AITER's `aiter/ops/triton/gated_delta_net/fused_rearrange_sigmoid_gdr.py`; function and commit are in
+`call_site`.
 """
 
 from __future__ import annotations

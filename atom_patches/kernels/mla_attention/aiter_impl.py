@@ -7,6 +7,9 @@ that it can be, T * max_seqlen_k entries: an engine that makes it once a step is
 
 The FP8 layouts are refused: AITER's FP8 kernels want FP8 queries and a plan made beforehand, and its cache write does
 not say whether it saturates.
+
+Called as in AITER's `op_tests/test_concat_cache_mla.py` and vLLM's `vllm/_aiter_ops.py`; function and commit are in
+`call_site`.
 """
 
 from __future__ import annotations

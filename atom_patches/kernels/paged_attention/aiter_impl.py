@@ -7,6 +7,8 @@ well but does not read beside a block table, is the table's rows at full length.
 
 Whether what lies outside a window, or behind a sequence's end in its last page, is read and multiplied by 0 is not
 documented: a stale NaN there may reach a result, as with the engines' own kernels.
+
+Called as in AITER's `op_tests/test_batch_prefill.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Its norms are those of Gemma: the weights count as 1 + w. That is in the kernel 
 so a later AITER could change it unnoticed. It needs both norms, a rotation by one row of positions and a cache, reads a
 slot for every token, and does not limit what it writes into an FP8 cache: other calls are refused. The queries, keys
 and values come back dense; the values are dropped, since ours are a view of qkv.
+
+Called as in AITER's `op_tests/triton_tests/rope/test_fused_qkv_split_qk_rope.py`; function and commit are in
+`call_site`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `rms_norm(input, weight, epsilon)` takes two dimensions, the last of them dense, and a weight of the input's dtype; its
 older generation has no float32. It knows no `1 + weight`: for that, `rms_norm_opus(out, ..., gemma_norm)` is called
 where this AITER has it. Neither accepts zero rows. Other strides are made dense here.
+
+Called as in AITER's `aiter/ops/rmsnorm.py` and vLLM's `vllm/_aiter_ops.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ Keys are written with scales that are powers of two only: AITER multiplies by th
 rounds to another value now and then. A token behind the last request would read the block table of none, so the
 surplus is made a request of its own. The paged logits take pages of one token, where a key and its scale are
 neighbours, and one query row a request: the request's row of the block table is copied for every query.
+
+Called as in AITER's `op_tests/test_indexer_k_quant_and_cache.py`, AITER's `csrc/kernels/cache_kernels.cu`, AITER's
+`aiter/ops/triton/attention/pa_mqa_logits.py`, AITER's `aiter/ops/triton/pa_mqa_logits.py` and vLLM's
+`vllm/v1/attention/ops/rocm_aiter_mla_sparse.py`; function and commit are in `call_site`.
 """
 
 from __future__ import annotations
