@@ -1,4 +1,4 @@
-"""Split, norm, rotary embedding and cache write in one Triton kernel: every value is read once and written once.
+"""Split, norm, rotary embedding and cache write in one Triton kernel: every value comes from and goes to memory once.
 
 A program takes one token and some of its query heads, or some of its key and value heads.
 """
