@@ -49,13 +49,13 @@ Arguments = tuple[Any, ...]
 def row_counts(shape: Shape, tokens: int) -> tuple[int, ...]:
     """Rows of a block worth trying: about as many as an expert has, which is not more than the batch."""
     mean = tokens * shape.top_k / shape.experts
-    if tokens <= 16 or mean <= 1.5:
-        return (16,)
     if mean <= 12:
-        return (16, 32)
-    if mean <= 48:
-        return (32, 64)
-    return (64, 128)
+        return (16,)
+    if mean <= 24:
+        return (16, 32, 64)
+    if mean <= 96:
+        return (64, 128) if mean > 48 else (64,)
+    return (128,)
 
 
 def tiles(rows: int, shape: Shape, backend: str) -> Iterator[tuple[Tile, Tile]]:
@@ -77,8 +77,12 @@ def _tiles(rows: int, halves: int) -> Iterator[Tile]:
                 if n >= 64:
                     yield from (Tile(n, k, 4, stage, swap=True) for stage in stages)
         if halves == 1:
-            yield from (Tile(16, 512, 4, 1), Tile(32, 512, 4, 1), Tile(32, 512, 8, 1), Tile(64, 512, 8, 1))
-            yield Tile(64, 512, 4, 1, swap=True)
+            for n, wide in ((32, 4), (32, 8), (64, 2), (64, 4), (64, 8), (128, 2), (128, 4)):
+                for k, stages in ((64, (4, 6)), (128, (3, 4, 5)), (256, (2, 3, 4)), (512, (2, 3))):
+                    if n * k <= 32 * 1024:
+                        yield from (Tile(n, k, 4, stage, wide=wide) for stage in stages)
+                    if n >= 64 and k <= 256:
+                        yield from (Tile(n, k, 4, stage, swap=True, wide=wide) for stage in stages[:2])
         return
     for n in (64, 128) if halves == 2 else (64, 128, 256):
         for k in (64, 128):
@@ -91,12 +95,17 @@ def _tiles(rows: int, halves: int) -> Iterator[Tile]:
                         yield Tile(n, k, warps, stage, halve=True)
                 if k == 64:
                     yield Tile(n, k, warps, 3, group=8, halve=rows == 128)
+                if halves == 1 and n > 64:
+                    for wide in (2, 4, 8) if k == 64 else (2, 4):
+                        for stage in (3, 4) if k == 64 else (2, 3):
+                            yield Tile(n, k, warps, stage, halve=rows == 128, wide=wide)
 
 
 def _fits(tile: Tile, rows: int, halves: int, shape: Shape, columns: int, backend: str) -> bool:
     deep = shape.hidden if halves == 2 else shape.intermediate
     size = shape.dtype.itemsize
     bytes = (tile.n * halves + rows) * tile.k * size * max(1, tile.stages - (backend == "hip"))
+    columns //= tile.wide
     return (
         bytes <= SHARED_MEMORY[backend]
         and tile.k <= deep
@@ -206,8 +215,7 @@ class Batch:
             good += _pairs(self.shape, self.tokens, rows, self.calls, failed, self.backend)
         good.sort(key=lambda item: item[0])
         best = [config for _, config in good[:FINALISTS]]
-        whole = [config for _, config in good if config.second.k >= self.shape.intermediate][:2]
-        return [way for config in dict.fromkeys(best + whole) for way in self._ways(config)]
+        return [way for config in best for way in self._ways(config)]
 
     def _ways(self, config: Config) -> Iterator[Config]:
         early = self.backend == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
@@ -262,10 +270,9 @@ def _pairs(
 
     others = _ranked((option.second for option in options), second, sets)
     for name, ranked in (("first", firsts), ("second", others)):
-        best = ", ".join(f"{1e6 * t:.1f} us {_short(tile)}" for t, tile in ranked[:4])
+        best = ", ".join(f"{1e6 * t:.1f} us {_short(tile)}" for t, tile in ranked[:6])
         print(f"  rows {rows}, {name}: {best} ... {1e6 * ranked[-1][0]:.1f} us {_short(ranked[-1][1])}", flush=True)
-    whole = [item for item in others[KEPT:] if item[1].k >= shape.intermediate][:1]
-    return [(a + b, Config(rows, tables, one, two)) for a, one in firsts[:KEPT] for b, two in others[:KEPT] + whole]
+    return [(a + b, Config(rows, tables, one, two)) for a, one in firsts[:KEPT] for b, two in others[:KEPT]]
 
 
 def _ranked(tiles: Iterable[Tile], call: Callable[[Tile, int], Any], sets: int) -> list[tuple[float, Tile]]:
@@ -290,7 +297,7 @@ def _verify(config: Config, call: Arguments) -> None:
 
 def _short(tile: Tile) -> str:
     extras = (" swap" if tile.swap else "") + (" halve" if tile.halve else "")
-    extras += f" g{tile.group}" if tile.group > 1 else ""
+    extras += (f" g{tile.group}" if tile.group > 1 else "") + (f" wide{tile.wide}" if tile.wide > 1 else "")
     return f"{tile.n}x{tile.k} w{tile.warps} s{tile.stages}{extras}"
 
 

@@ -33,6 +33,8 @@ ROUTERS = harness.providers(MOE_ROUTING)
 PROVIDERS = harness.providers(FUSED_MOE)
 NO_PADDING = [name for name in PROVIDERS if name != "engine"]
 """vLLM's alignment kernel reads outside its tables for an id of -1."""
+WIDTHS, HIDDEN = ([40, 64], [72, 128]) if harness.GPU else ([8, 16, 48], [16, 40, 64])
+"""Sizes that tiles fit and do not fit; few on a GPU, where each is compiled. vLLM's kernels serve multiples of 64."""
 
 
 # Routing
@@ -276,8 +278,8 @@ def test_the_reference_is_the_formula(ranks: int, gated: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @harness.examples(4)
 @given(
-    st.sampled_from([0, 1, 2, 5, 17, 24]), st.sampled_from([1, 3, 8, 20]), st.integers(1, 4),
-    st.sampled_from([8, 16, 48]), st.sampled_from([16, 40, 64]), st.integers(0, 2), st.booleans(), st.integers(0, 99),
+    st.sampled_from([0, 1, 2, 5, 17, 24]), st.sampled_from([1, 3, 8, 20]), st.sampled_from([2, 3]),
+    st.sampled_from(WIDTHS), st.sampled_from(HIDDEN), st.sampled_from([0, 2]), st.booleans(), st.integers(0, 99),
 )  # fmt: skip
 def test_every_provider(
     provider: str, dtype: str, tokens: int, experts: int, top_k: int, width: int, hidden: int, shared: int, gated: bool,
@@ -365,8 +367,8 @@ def configurations() -> Iterator[Config]:
     narrow, wide = Tile(16, 16, 4, 2), Tile(32, 16, 4, 2, group=3)
     for tables in (False, True):
         yield Config(16, tables, narrow, wide)
-        yield Config(16, tables, replace(wide, swap=True), replace(narrow, swap=True))
-    yield Config(32, True, replace(wide, halve=True), replace(narrow, halve=True))
+        yield Config(16, tables, replace(wide, swap=True), replace(narrow, swap=True, wide=2))
+    yield Config(32, True, replace(wide, halve=True), replace(narrow, halve=True, wide=2))
 
 
 @pytest.mark.skipif("triton" not in PROVIDERS, reason="without Triton")
@@ -375,7 +377,7 @@ def configurations() -> Iterator[Config]:
 def test_a_configuration_changes_nothing(config: Config, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     triton_impl = importlib.import_module("atom_patches.kernels.fused_moe.triton_impl")
     monkeypatch.setattr(triton_impl, "config_for", lambda *_, **__: config)
-    arguments = draw(tokens, ranks=2, shared=1, gated=True, width=20, hidden=24, seed=7)
+    arguments = draw(tokens, ranks=2, shared=1, gated=True, width=20, hidden=32, seed=7)
     harness.check(FUSED_MOE, "triton", arguments, tolerance=TOLERANCE["float32"])
 
 

@@ -236,10 +236,12 @@ def down(
     kept = torch.float32 if plan.rows * hidden <= FLOAT_PARTS else between.dtype
     out = torch.empty((plan.rows, hidden), dtype=kept, device=between.device)
     extra = w2[0] if shared_w2 is None else shared_w2
-    _down[(plan.blocks * triton.cdiv(hidden, config.second.n),)](
+    wide = config.second.wide if hidden % (config.second.n * config.second.wide) == 0 else 1
+    _down[(plan.blocks * triton.cdiv(hidden, config.second.n * wide),)](
         *plan.where, between, w2, w2.stride(0), w2.stride(1), w2.stride(2), extra, extra.stride(0), extra.stride(1),
         topk_weights, topk_weights.stride(0), topk_weights.stride(1), out, hidden, width,
-        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra), WHOLE=config.second.k >= width,
+        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra),
+        WIDE=wide, STEPS=triton.cdiv(width, config.second.k),
         **_launch(plan, config.second, hidden, width),
     )  # fmt: skip
     return out
@@ -593,12 +595,13 @@ def _down(
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr,
     SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     SWAP: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, HALVE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WIDE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = (x[row] @ w2[expert].T) * routing weight, for BLOCK_M rows and BLOCK_N columns."""
+    """out[row] = (x[row] @ w2[expert].T) * routing weight, for BLOCK_M rows and WIDE times BLOCK_N columns."""
     if EARLY:
+        gdc_wait()
         gdc_launch_dependents()
-    block, column = _place(blocks, (hidden + BLOCK_N - 1) // BLOCK_N, GROUP)
+    block, column = _place(blocks, (hidden + BLOCK_N * WIDE - 1) // (BLOCK_N * WIDE), GROUP)
     few = False
     if HALVE:
         few = _half_full(block, table, tokens, routed_blocks, BLOCK_M, SHARED)
@@ -607,14 +610,14 @@ def _down(
             block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
             x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row,
             weights_column, out, hidden, width, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K,
-            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M // 2, WHOLE, EARLY,
+            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M // 2, WIDE, STEPS,
         )  # fmt: skip
     else:
         _down_rows(
             block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
             x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row,
             weights_column, out, hidden, width, TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, PRECISION, BLOCK_N, BLOCK_K,
-            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M, WHOLE, EARLY,
+            SWAP, EVEN_N, EVEN_K, ALIGNED, BLOCK_M, WIDE, STEPS,
         )  # fmt: skip
 
 
@@ -626,17 +629,17 @@ def _down_rows(
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, PAIRS: tl.constexpr, SHARED: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
-    WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    WIDE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The first ROWS rows of a row block."""
+    """The first ROWS rows of a row block.
+
+    The columns of all WIDE blocks are one loop, so that loads go on while a block's result is stored.
+    """
     expert, row, token, real = _rows_of(
         block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
         TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, ROWS,
     )  # fmt: skip
-    if expert < 0:
-        if EARLY:
-            gdc_wait()
-    else:
+    if expert >= 0:
         base = w2 + expert.to(tl.int64) * w2_expert
         row_step, column_step = w2_row, w2_column
         if SHARED > 0:
@@ -644,47 +647,42 @@ def _down_rows(
             base = _either(extra, shared + (expert - experts).to(tl.int64) * width * shared_column, base, ALIGNED)
             row_step = tl.where(extra, shared_row, w2_row)
             column_step = tl.where(extra, shared_column, w2_column)
-        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = column * (BLOCK_N * WIDE) + tl.arange(0, BLOCK_N)
         source = n if EVEN_N else tl.minimum(n, hidden - 1)
         k = tl.arange(0, BLOCK_K)
         a_at = x + row.to(tl.int64)[:, None] * width + k[None, :]
         b_at = base + source.to(tl.int64)[:, None] * row_step + k[None, :] * column_step
-        if WHOLE:  # the weights are on their way while the first product's last programs run
-            deep = (k < width)[None, :]
-            b = tl.load(b_at) if EVEN_K else tl.load(b_at, mask=deep, other=0.0)
-            if EARLY:
-                gdc_wait()
-            a = tl.load(a_at, mask=real[:, None] if EVEN_K else real[:, None] & deep, other=0.0)
-            if SWAP:
-                total = tl.dot(b, tl.trans(a), input_precision=PRECISION)
-            else:
-                total = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-        else:
-            if EARLY:
-                gdc_wait()
-            total = tl.zeros((BLOCK_N if SWAP else ROWS, ROWS if SWAP else BLOCK_N), dtype=tl.float32)
-            for begin in range(0, width, BLOCK_K):
-                if EVEN_K:
-                    b = tl.load(b_at)
-                    a = tl.load(a_at, mask=real[:, None], other=0.0)
-                else:
-                    deep = (begin + k < width)[None, :]
-                    b = tl.load(b_at, mask=deep, other=0.0)
-                    a = tl.load(a_at, mask=real[:, None] & deep, other=0.0)
-                if SWAP:
-                    total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-                else:
-                    total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-                a_at += BLOCK_K
-                b_at += BLOCK_K * column_step
-        if SWAP:
-            total = tl.trans(total)
         routed = real & (row < pairs)
         weight_at = weights + token.to(tl.int64) * weights_row + (row % TOP_K) * weights_column
         weight = tl.load(weight_at, mask=routed, other=1.0).to(tl.float32)
         target = out + row.to(tl.int64)[:, None] * hidden + n[None, :]
-        result = (total * weight[:, None]).to(out.dtype.element_ty)
-        tl.store(target, result, mask=real[:, None] & (n < hidden)[None, :])
+        total = tl.zeros((BLOCK_N if SWAP else ROWS, ROWS if SWAP else BLOCK_N), dtype=tl.float32)
+        for i in range(0, WIDE * STEPS):
+            step = i % STEPS
+            b_place = b_at + (i // STEPS * BLOCK_N * row_step + step * BLOCK_K * column_step)
+            if EVEN_K:  # the weights first: the rows' addresses come from a second look-up
+                b = tl.load(b_place)
+                a = tl.load(a_at + step * BLOCK_K, mask=real[:, None], other=0.0)
+            else:
+                deep = (step * BLOCK_K + k < width)[None, :]
+                b = tl.load(b_place, mask=deep, other=0.0)
+                a = tl.load(a_at + step * BLOCK_K, mask=real[:, None] & deep, other=0.0)
+            if SWAP:
+                total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+            else:
+                total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+            if WIDE > 1:  # noqa: SIM102 - one is decided by the compiler
+                if step == STEPS - 1:
+                    _store_rows(target + i // STEPS * BLOCK_N, total, weight, real, n < hidden, SWAP)
+                    total = tl.zeros_like(total)
+        if WIDE == 1:
+            _store_rows(target, total, weight, real, n < hidden, SWAP)
+
+
+@triton.jit
+def _store_rows(target, total, weight, real, inside, SWAP: tl.constexpr):
+    result = tl.trans(total) if SWAP else total
+    tl.store(target, (result * weight[:, None]).to(target.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens", "pairs", "ids_row"])

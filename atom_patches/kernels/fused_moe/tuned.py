@@ -1,6 +1,6 @@
 """Tile sizes: those that `tools/tune_moe.py` measured on a GPU, else ones that fit the batch.
 
-A measured file is `configs/<GPU>/E=…,I=…,H=…,k=…,dtype=….json`, the GPU's name with underscores for spaces: token
+A measured file is `configs/<GPU>/E…_I…_H…_k…_<dtype>.json`, the GPU's name with underscores for spaces: token
 count -> configuration. The nearest count, by ratio, serves.
 """
 
@@ -31,6 +31,7 @@ class Tile:
         swap: the weights are the left operand, so that few tokens make a narrow right one.
         group: row blocks that are walked before the next columns; 1 walks all columns of a row block first.
         halve: a row block that is at most half full is computed as one of half the rows; needs the sort's tables.
+        wide: blocks of columns that one program of the second product computes, one after the other.
     """
 
     n: int
@@ -40,6 +41,7 @@ class Tile:
     swap: bool = False
     group: int = 1
     halve: bool = False
+    wide: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,7 @@ class Shape:
 
     @property
     def file(self) -> str:
-        return (
-            f"E={self.experts},I={self.intermediate},H={self.hidden},k={self.top_k},dtype={dtype_name(self.dtype)}.json"
-        )
+        return f"E{self.experts}_I{self.intermediate}_H{self.hidden}_k{self.top_k}_{dtype_name(self.dtype)}.json"
 
 
 def config_for(shape: Shape, tokens: int, gpu: str, *, hip: bool) -> Config:
@@ -113,17 +113,17 @@ def default(shape: Shape, tokens: int, *, hip: bool) -> Config:
     """
     pairs = tokens * shape.top_k
     mean = pairs / shape.experts
-    rows = 16 if mean <= 8 else 32 if mean <= 24 else 64 if mean <= 256 else 128
-    tables = pairs > 64
+    rows = 16 if mean <= 12 else 32 if mean <= 24 else 64 if mean <= 64 else 128
+    tables = pairs > MOST_UNSORTED
     if shape.dtype == torch.float32:
         rows = min(rows, 32)
         return Config(rows, tables, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
     if rows <= 32:
-        first, second = Tile(32, 128, 4, 3), Tile(64, 128, 4, 3)
+        first, second = Tile(64 if tokens > 1 else 32, 128, 4, 3), Tile(128 if tokens > 1 else 64, 128, 4, 3)
     elif rows == 64:
         first, second = Tile(64, 64, 4, 3), Tile(128, 64, 4, 3)
     else:
-        first, second = Tile(64, 64, 8, 3), Tile(128, 64, 8, 3)
+        first, second = Tile(128, 64, 8, 3, halve=True), Tile(128, 64, 8, 3, halve=True)
     if hip:
-        first, second = (Tile(tile.n, 64, tile.warps, 2) for tile in (first, second))
+        first, second = Tile(64, 64, first.warps, 2), Tile(128, 64, second.warps, 2)
     return Config(rows, tables, first, second)

@@ -55,6 +55,10 @@ def supports_fused_moe(
     x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, expert_map: Tensor | None,
     shared_w13: Tensor | None, shared_w2: Tensor | None, shared_gate: Tensor | None,
 ) -> Verdict:  # fmt: skip
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return no(f"vLLM's kernel multiplies {x.dtype} with less precision than this operation states")
+    if w2.shape[1] % 64 or w2.shape[2] % 64:
+        return no(f"vLLM serves models whose sizes are multiples of 64, not {list(w2.shape[1:])}")
     if w13.stride(2) != 1 or w2.stride(2) != 1:
         return no("vLLM's kernel reads weights whose last dimension is contiguous")
     if topk_ids.dtype != torch.int32 and expert_map is None:
