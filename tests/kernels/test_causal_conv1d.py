@@ -24,6 +24,7 @@ from atom_patches.kernels.causal_conv1d import (
     causal_conv1d_halo,
     causal_conv1d_update,
     causal_conv1d_verify,
+    triton_impl,
 )
 
 RTOL, ATOL = TOLERANCE["float32"]
@@ -256,8 +257,8 @@ class Inputs:
     def __init__(self, data: st.DataObject, dtype: str, plain: bool) -> None:
         gen = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
         self._gen, self._dtype, self._plain = gen, DTYPES[dtype], plain
-        taps = data.draw(st.integers(2, 4 if plain else 6), label="taps")
-        channels = data.draw(st.sampled_from([1, 5, 40, 130]), label="channels")
+        taps = data.draw(st.sampled_from([2, 4, 4] if plain else [2, 4, 4, 5]), label="taps")
+        channels = data.draw(st.sampled_from([5, 300]), label="channels")
         lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 9, 16, 17, 40]), min_size=1, max_size=4), label="T")
         draft = data.draw(st.lists(st.integers(1, 4), min_size=len(lengths), max_size=len(lengths)), label="draft")
         outside = 0 if plain else data.draw(st.integers(0, 3), label="outside")
@@ -304,7 +305,7 @@ class Inputs:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("operation", "provider"), PROVIDED)
-@harness.examples(5)
+@harness.examples(4)
 @given(data=st.data())
 def test_every_provider(operation: registry.Operation, provider: str, dtype: str, data: st.DataObject) -> None:
     arguments = Inputs(data, dtype, plain=provider == "engine").arguments(operation)
@@ -331,8 +332,12 @@ def simple(lengths: list[int], channels: int = 24, taps: int = 4) -> dict[regist
 
 
 @pytest.mark.parametrize(("operation", "provider"), PROVIDED)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1] * 70], ids=["none", "empty", "three-empty", "seventy"])
-def test_no_rows_and_many_sequences(operation: registry.Operation, provider: str, lengths: list[int]) -> None:
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1, 2] * 5], ids=["none", "empty", "three-empty", "ten"])
+def test_no_rows_and_many_sequences(
+    operation: registry.Operation, provider: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The many are more than a program looks through at a time."""
+    monkeypatch.setattr(triton_impl, "SEARCH", 4)
     arguments = simple(lengths)[operation]
     if provider == "engine" and not sum(lengths):
         assert not registry.supports(operation, provider, arguments).ok

@@ -20,18 +20,6 @@ from atom_patches.kernels.gdn_chain.decode import GDN_DECODE, GDN_VERIFY, gdn_de
 TOLERANCE = GDN_DECODE.tolerance
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROVIDERS = harness.providers(GDN_DECODE)
-WAYS = {
-    "joint": _decode_triton.Way(True, 16, 2),
-    "apart": _decode_triton.Way(False, 8, 1),
-}
-"""Both ways of the Triton provider; each test takes few rows, so the number of rows would always choose one."""
-
-
-def ways(provider: str) -> list[str]:
-    return [*WAYS] if provider == "triton" else ["-"]
-
-
-PROVIDED = [pytest.param(p, w, id=f"{p}-{w}") for p in PROVIDERS for w in ways(p)]
 
 
 class Inputs:
@@ -72,12 +60,6 @@ class Inputs:
         bounds = torch.tensor(cu, dtype=torch.int32, device=device)
         counts = torch.tensor(accepted, dtype=torch.int32, device=device)
         return *self.arguments[:7], bounds, places if slots else places.reshape(0, 1), counts, *self.arguments[8:]
-
-
-def check(provider: str, way: str, arguments: tuple[Any, ...], tolerance: tuple[float, float]) -> None:
-    config = _decode_triton.config if way not in WAYS else lambda *_: WAYS[way]
-    with mock.patch.object(_decode_triton, "config", config):
-        harness.check(GDN_DECODE, provider, arguments, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -135,15 +117,15 @@ LAYOUT = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("provider", "way"), PROVIDED)
-@harness.examples(5)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@harness.examples(4)
 @given(
     data=st.data(),
     shape=SHAPE,
     layout=LAYOUT,
 )
 def test_every_provider(
-    provider: str, way: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
+    provider: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
 ) -> None:
     padding: list[int] = []
     if provider == "engine":
@@ -154,12 +136,12 @@ def test_every_provider(
     arguments = Inputs(data.draw(st.permutations(real + padding)), dtype=dtype, **shape, **layout).arguments
     assume(registry.supports(GDN_DECODE, provider, arguments).ok)
     widest = dtype if shape["state_dtype"] == "float32" else shape["state_dtype"]
-    check(provider, way, arguments, TOLERANCE[widest])
+    harness.check(GDN_DECODE, provider, arguments, tolerance=TOLERANCE[widest])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("provider", harness.providers(GDN_VERIFY))
-@harness.examples(5)
+@harness.examples(4)
 @given(data=st.data(), shape=SHAPE, layout=LAYOUT)
 def test_every_provider_verifies(
     provider: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
@@ -212,35 +194,46 @@ def test_verified_drafts_equal_decoded_rows() -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("rows", [0, 1, 6, *([20] if harness.GPU else [])])
-def test_few_and_many_rows(provider: str, rows: int) -> None:
-    """No row at all, and with 16 key heads every way that the number of rows chooses; the last takes the interpreter
-    too long."""
-    arguments = Inputs([*range(1, rows + 1)], hk=16, group=2, k=4, v=4, plain=True, pool=rows + 1).arguments
+@pytest.mark.parametrize("rows", [0, 1, 6])
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_served_shape(provider: str, rows: int, state_dtype: str) -> None:
+    """Keys and values of 128, in several strips, as the GPU runs them."""
+    arguments = Inputs(
+        [*range(1, rows + 1)], hk=1, group=2, k=128, v=32, plain=True, dtype="bfloat16", state_dtype=state_dtype
+    ).arguments
     if provider == "engine" and not rows:
         assert not registry.supports(GDN_DECODE, provider, arguments).ok
         return
-    check(provider, "-", arguments, TOLERANCE["float32"])
+    harness.check(GDN_DECODE, provider, arguments, tolerance=TOLERANCE["bfloat16"])
 
 
-def test_each_number_of_rows_has_its_way() -> None:
-    chosen = [_decode_triton.config(rows, 16, 32, 128, nvidia=False) for rows in (1, 6, 20)]
-    assert len({*chosen}) == 3, chosen
+@pytest.mark.skipif(not harness.GPU, reason="programmatic dependent launch is a GPU's")
+def test_an_early_launch_changes_no_bit() -> None:
+    """The second kernel begins while the first runs, and must not read what that one still writes."""
+    results = []
+    for early in (False, True):
+        arguments = Inputs([*range(1, 65)], hk=16, group=2, k=128, v=128, plain=True, pool=65).arguments
+        strip, warps, _ = _decode_triton.config(arguments[6])
+        with mock.patch.object(_decode_triton, "config", lambda *_, way=(strip, warps, early): way):
+            outs = [_decode_triton.gdn_decode(*arguments) for _ in range(100)]
+        results.append((*outs, arguments[5], arguments[6]))
+    for plain, begun in zip(*results, strict=True):
+        assert torch.equal(plain, begun)
 
 
-@pytest.mark.parametrize(("provider", "way"), [p for p in PROVIDED if p.values[0] != "engine"])
-def test_slot_zero_is_real_where_no_slot_is_null(provider: str, way: str) -> None:
+@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p != "engine"])
+def test_slot_zero_is_real_where_no_slot_is_null(provider: str) -> None:
     arguments = Inputs([0, 3]).arguments
-    check(provider, way, (*arguments[:-1], None), TOLERANCE["float32"])
+    harness.check(GDN_DECODE, provider, (*arguments[:-1], None), tolerance=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize(("provider", "way"), PROVIDED)
-def test_far_gates(provider: str, way: str) -> None:
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_far_gates(provider: str) -> None:
     """Where softplus and sigmoid are 0, 1, or the argument itself."""
     arguments = Inputs([1, 2, 3], plain=True, hk=1, group=2).arguments
     arguments[1].copy_(torch.tensor([[-60.0, 60.0], [0.0, 1e4], [-1e4, 3.0]]))
     arguments[2].copy_(torch.tensor([[-200.0, 200.0], [0.0, 1e4], [-1e4, 3.0]]))
-    check(provider, way, arguments, TOLERANCE["float32"])
+    harness.check(GDN_DECODE, provider, arguments, tolerance=TOLERANCE["float32"])
 
 
 def test_as_torch_sees_it() -> None:

@@ -1,8 +1,8 @@
 """Depthwise causal convolution in Triton.
 
-Prefill: a program convolves a block of one sequence's rows for a block of channels, reading each row W times from the
-cache. The program of a sequence's first rows also reads its state and writes the new one, so that nobody else has to
-wait. Decode and verification: a program takes one sequence and a block of channels.
+Prefill: a program convolves a block of one sequence's rows for a block of channels, all of it in registers. The program
+of a sequence's first rows also reads its state and writes the new one, so that nobody else has to wait. Decode and
+verification: a program takes one sequence and a block of channels.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -19,6 +19,8 @@ from atom_patches.kernels.registry import YES, Verdict, no
 from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: How many bounds of sequences a program looks through at a time to find its own.
+SEARCH = 64
 
 
 def _supports(*tensors: Tensor | None) -> Verdict:
@@ -180,7 +182,7 @@ def convolve_draft(
 
 def prefill_config(rows: int, channels: int) -> tuple[int, int, int]:
     """(rows, channels, warps) of a program."""
-    return (16 if rows <= 4096 else 32), min(128, 1 << (channels - 1).bit_length()), 4
+    return 16, min(256, 1 << (channels - 1).bit_length()), 1
 
 
 def update_config(rows: int, channels: int) -> tuple[int, int]:
@@ -209,7 +211,7 @@ def _prefill(
     """past and last [., D, W - 1]: a pool each with slots, one entry a sequence without."""
     (rows, channels), taps, seqs = x.shape, weight.shape[1], cu_seqlens.shape[0] - 1
     block_t, block_d, warps = prefill_config(rows, channels)
-    block_t = max(block_t, triton.next_power_of_2(taps - 1))
+    block_t = max(block_t, taps - 1)  # only a sequence's first block reaches back behind its beginning
     # See _find_block: every sequence, and the rows before and behind all of them, may need one block more.
     grid = (rows // block_t + seqs + 2, triton.cdiv(channels, block_d))
     _prefill_kernel[grid](
@@ -217,8 +219,8 @@ def _prefill(
         rows, seqs, channels, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), _stride(bias), *past.stride(), *last.stride(),
         0 if slots is None else slots.stride(0), 0 if resumed is None else resumed.stride(0), cu_seqlens.stride(0),
-        POOLED=slots is not None, TAPS=taps, PLACES=triton.next_power_of_2(taps - 1),
-        SILU=activation is not None, BLOCK_T=block_t, BLOCK_D=block_d, SEARCH=64, num_warps=warps,
+        POOLED=slots is not None, TAPS=taps, SILU=activation is not None, BLOCK_T=block_t, BLOCK_D=block_d,
+        SEARCH=SEARCH, num_warps=warps,
     )  # fmt: skip
 
 
@@ -254,8 +256,8 @@ def _prefill_kernel(
     num_rows, num_seqs, channels, null_slot,
     x_row, x_channel, weight_channel, weight_tap, bias_channel,
     past_slot, past_channel, past_time, last_slot, last_channel, last_time, slots_stride, resumed_stride, cu_stride,
-    POOLED: tl.constexpr, TAPS: tl.constexpr, PLACES: tl.constexpr, SILU: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, SEARCH: tl.constexpr,
+    POOLED: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    SEARCH: tl.constexpr,
 ):  # fmt: skip
     sequence, start, end, number = _find_block(
         cu_seqlens, cu_stride, num_seqs, num_rows, tl.program_id(0), BLOCK_T, SEARCH
@@ -276,11 +278,10 @@ def _prefill_kernel(
 
     channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
     inside = channel < channels
-    time = begin + tl.arange(0, BLOCK_T)
-    alive = (time < length)[:, None] & inside[None, :]
-    y_at = output + (start + time)[:, None] * channels + channel[None, :]
+    y_at = output + (start + begin) * channels + channel
     if not owned:
-        tl.store(y_at, tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(output.dtype.element_ty), mask=alive)
+        for row in range(0, min(length - begin, BLOCK_T)):
+            tl.store(y_at + row * channels, tl.zeros([BLOCK_D], tl.float32).to(output.dtype.element_ty), mask=inside)
         return
 
     goes_on = True
@@ -288,67 +289,42 @@ def _prefill_kernel(
         goes_on = False
         if resumed is not None:
             goes_on = tl.load(resumed + sequence * resumed_stride) != 0
-    y = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    if bias is not None:
-        y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)[None, :]
-    x_at = x + start * x_row + channel[None, :] * x_channel
-    past_at = past + slot * past_slot + channel[None, :] * past_channel
+    x_at = x + start * x_row + channel * x_channel
+    past_at = past + slot * past_slot + channel * past_channel
+    # The W - 1 inputs before the block, then the block's: read once, all in flight together.
+    line = ()
+    for i in tl.static_range(TAPS - 1):
+        when = begin + i - (TAPS - 1)
+        value = tl.load(x_at + when * x_row, mask=inside & (when >= 0), other=0.0).to(tl.float32)
+        before = inside & (when < 0) & goes_on
+        line += (value + tl.load(past_at + i * past_time, mask=before, other=0.0).to(tl.float32),)
+    for i in tl.static_range(BLOCK_T):
+        line += (tl.load(x_at + (begin + i) * x_row, mask=inside & (begin + i < length), other=0.0),)
+    factors = ()
     for tap in tl.static_range(TAPS):
-        when = time - (TAPS - 1) + tap
-        now = alive & (when >= 0)[:, None]
-        value = tl.load(x_at + when[:, None] * x_row, mask=now, other=0.0).to(tl.float32)
-        if number == 0:
-            before = (when < 0)[:, None] & alive & goes_on
-            place = (when + TAPS - 1)[:, None]
-            value += tl.load(past_at + place * past_time, mask=before, other=0.0).to(tl.float32)
-        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=inside, other=0.0).to(tl.float32)
-        y += factor[None, :] * value
-    tl.store(y_at, _activated(y, SILU).to(output.dtype.element_ty), mask=alive)
+        at = weight + channel * weight_channel + tap * weight_tap
+        factors += (tl.load(at, mask=inside, other=0.0).to(tl.float32),)
+    offset = tl.zeros([BLOCK_D], tl.float32)
+    if bias is not None:
+        offset += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
+    for i in tl.static_range(BLOCK_T):
+        y = offset
+        for tap in tl.static_range(TAPS):
+            y += factors[tap] * line[i + tap].to(tl.float32)
+        y = _activated(y, SILU).to(output.dtype.element_ty)
+        tl.store(y_at + i * channels, y, mask=inside & (begin + i < length))
 
     if number == 0:
-        spot = tl.arange(0, PLACES)[:, None]
-        kept = (spot < TAPS - 1) & inside[None, :]
-        moment = length - (TAPS - 1) + spot
-        ending = tl.load(x_at + moment * x_row, mask=kept & (moment >= 0), other=0.0).to(tl.float32)
-        older = kept & (moment < 0) & goes_on
-        ending += tl.load(past_at + (spot + length) * past_time, mask=older, other=0.0).to(tl.float32)
+        ending = ()
+        for place in tl.static_range(TAPS - 1):
+            moment = length - (TAPS - 1) + place
+            newer = tl.load(x_at + moment * x_row, mask=inside & (moment >= 0), other=0.0).to(tl.float32)
+            older = tl.load(past_at + (place + length) * past_time, mask=inside & (moment < 0) & goes_on, other=0.0)
+            ending += ((newer + older.to(tl.float32)).to(last.dtype.element_ty),)
         # `last` may be `past`: every thread has read before any of them writes.
         tl.debug_barrier()
-        last_at = last + slot * last_slot + channel[None, :] * last_channel + spot * last_time
-        tl.store(last_at, ending.to(last.dtype.element_ty), mask=kept)
-
-
-@triton.jit
-def load_window(
-    x_at, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
-    weight_channel, weight_tap, bias_channel, TAPS: tl.constexpr, SILU: tl.constexpr,
-):  # fmt: skip
-    """One decode step of a block of channels: its output, and the inputs that the state will hold, oldest first.
-
-    `x_at` and `state_at` point to the row's inputs and to its slot.
-    """
-    y = tl.zeros([channel.shape[0]], tl.float32)
-    if bias is not None:
-        y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
-    window = ()
-    for tap in tl.static_range(TAPS):
-        if tap < TAPS - 1:
-            value = tl.load(state_at + channel * state_channel + tap * state_time, mask=inside, other=0.0)
-        else:
-            value = tl.load(x_at + channel * x_channel, mask=inside, other=0.0)
-        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=inside, other=0.0)
-        y += factor.to(tl.float32) * value.to(tl.float32)
-        if tap > 0:
-            window += (value,)
-    return _activated(y, SILU), window
-
-
-@triton.jit
-def store_window(window, state_at, channel, inside, state_channel, state_time, TAPS: tl.constexpr):
-    """Write a window to its state. Whoever reads the same state needs a barrier before this."""
-    for place in tl.static_range(TAPS - 1):
-        at = state_at + channel * state_channel + place * state_time
-        tl.store(at, window[place].to(state_at.dtype.element_ty), mask=inside)
+        for place in tl.static_range(TAPS - 1):
+            tl.store(last + slot * last_slot + channel * last_channel + place * last_time, ending[place], mask=inside)
 
 
 @triton.jit
@@ -367,14 +343,25 @@ def _update_kernel(
     if (slot < 0) | (slot == null_slot):
         tl.store(y_at, tl.zeros([BLOCK_D], tl.float32).to(output.dtype.element_ty), mask=inside)
         return
-    state_at = state + slot * state_slot
-    y, window = load_window(
-        x + row * x_row, state_at, weight, bias, channel, inside, x_channel, state_channel, state_time,
-        weight_channel, weight_tap, bias_channel, TAPS, SILU,
-    )  # fmt: skip
-    tl.store(y_at, y.to(output.dtype.element_ty), mask=inside)
+    state_at = state + slot * state_slot + channel * state_channel
+    y = tl.zeros([BLOCK_D], tl.float32)
+    if bias is not None:
+        y += tl.load(bias + channel * bias_channel, mask=inside, other=0.0).to(tl.float32)
+    window = ()
+    for tap in tl.static_range(TAPS):
+        if tap < TAPS - 1:
+            value = tl.load(state_at + tap * state_time, mask=inside, other=0.0)
+        else:
+            value = tl.load(x + row * x_row + channel * x_channel, mask=inside, other=0.0)
+        factor = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=inside, other=0.0)
+        y += factor.to(tl.float32) * value.to(tl.float32)
+        if tap > 0:
+            window += (value,)
+    tl.store(y_at, _activated(y, SILU).to(output.dtype.element_ty), mask=inside)
+    # Threads need not hold the same channels when they write: every one has read before any of them does.
     tl.debug_barrier()
-    store_window(window, state_at, channel, inside, state_channel, state_time, TAPS)
+    for place in tl.static_range(TAPS - 1):
+        tl.store(state_at + place * state_time, window[place].to(state.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])

@@ -62,7 +62,7 @@ def recurrent_gated_delta_rule(
     if not output.numel():
         return output
     rows, heads, values, keys = *v.shape, k.shape[2]
-    strip, warps = step_config(rows * heads, values)
+    strip, warps = step_config(state)
     step_kernel[(rows * heads * triton.cdiv(values, strip),)](
         q, k, v, g, beta, None, None, output, state, slots, scale, 0.0, -1 if null_slot is None else null_slot,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *state.stride()[:2], slots.stride(0),
@@ -90,7 +90,7 @@ def verify_gated_delta_rule(
     if not output.numel():
         return output
     rows, heads, values, keys, seqs = *v.shape, k.shape[2], slots.shape[0]
-    strip, warps = step_config(seqs * heads, values)
+    strip, warps = step_config(state)
     # One sequence more than there are: it clears the rows outside all of them.
     draft_kernel[((seqs + 1) * heads * triton.cdiv(values, strip),)](
         q, k, v, g, beta, None, None, output, state, slots, cu_seqlens, num_accepted, rows, seqs, scale, 0.0,
@@ -103,14 +103,14 @@ def verify_gated_delta_rule(
     return output
 
 
-def step_config(heads: int, values: int) -> tuple[int, int]:
-    """(values, warps) of a program, for so many value heads of all sequences together.
+STRIP = 4096
 
-    Narrow strips while there are few heads, so that every core has work; wide ones later, for fewer repeated reads of
-    q and k.
-    """
-    strip, warps = (8, 1) if heads <= 128 else (32, 4)
-    return min(strip, 1 << (values - 1).bit_length()), warps
+
+def step_config(state: Tensor) -> tuple[int, int]:
+    """(values, warps) of a program: one warp with a strip of 4 KiB, 128 bytes a thread."""
+    values, keys = state.shape[2:]
+    strip = max(1, STRIP // ((1 << (keys - 1).bit_length()) * state.element_size()))
+    return min(strip, 1 << (values - 1).bit_length()), 1
 
 
 @triton.jit
@@ -142,7 +142,7 @@ def step_kernel(
     RAW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token per row. RAW: q and k are not normalised yet, and g and beta are the projections that make them.
-    EARLY: the kernel before this one may still be writing q, k and v."""
+    EARLY: the kernel before this one may still be running; only weights are read before it has ended."""
     STRIPS: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0)
     row = (program // (HEADS * STRIPS)).to(tl.int64)
@@ -150,11 +150,14 @@ def step_kernel(
     value = (program % STRIPS) * BV + tl.arange(0, BV)
     key = tl.arange(0, BK)
     in_v, in_k = value < V, key < K
+    if RAW:
+        log = tl.load(A_log + head * log_stride).to(tl.float32)
+        bias = tl.load(dt_bias + head * bias_stride).to(tl.float32)
+    if EARLY:
+        gdc_wait()
     slot = tl.load(slots + row * slots_stride).to(tl.int64)
     y_at = output + (row * HEADS + head) * V + value
     if (slot < 0) | (slot == null_slot):
-        if EARLY:
-            gdc_wait()
         tl.store(y_at, tl.zeros([BV], tl.float32).to(output.dtype.element_ty), mask=in_v)
         return
     both = in_v[:, None] & in_k[None, :]
@@ -162,13 +165,6 @@ def step_kernel(
     s = tl.load(state_at, mask=both, other=0.0).to(tl.float32)
     decay = tl.load(g + row * g_row + head * g_head).to(tl.float32)
     strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
-    if RAW:
-        log = tl.load(A_log + head * log_stride).to(tl.float32)
-        decay, strength = gates(decay, strength, log, tl.load(dt_bias + head * bias_stride).to(tl.float32))
-    else:
-        decay = tl.exp(decay)
-    if EARLY:
-        gdc_wait()
     q_at = q + row * q_row + (head // GROUP) * q_head
     k_at = k + row * k_row + (head // GROUP) * k_head
     v_at = v + row * v_row + head * v_head
@@ -176,7 +172,10 @@ def step_kernel(
     b_k = tl.load(k_at + key * k_key, mask=in_k, other=0.0).to(tl.float32)
     b_v = tl.load(v_at + value * v_value, mask=in_v, other=0.0).to(tl.float32)
     if RAW:
+        decay, strength = gates(decay, strength, log, bias)
         b_q, b_k = unit(b_q, eps), unit(b_k, eps)
+    else:
+        decay = tl.exp(decay)
     s, read = advance(s, b_q * scale, b_k, b_v, decay, strength)
     tl.store(state_at, s.to(state.dtype.element_ty), mask=both)
     tl.store(y_at, read.to(output.dtype.element_ty), mask=in_v)
