@@ -12,19 +12,19 @@ LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def attention_kernel(
     out, lse, q, key_cache, value_cache, block_table, cu_seqlens_q, seq_lens_k, query_positions, k_scale, v_scale,
-    num_rows, num_seqs, scale, soft_cap, shortest,
+    num_rows, num_seqs, num_tiles, scale, window, soft_cap, shortest,
     out_split, out_row, out_head, lse_split, lse_row, lse_head,
     q_row, q_head, q_dim, k_block, k_slot, k_head, k_dim, v_block, v_slot, v_head, v_dim, table_seq, table_block,
     cu_stride, lens_stride, position_stride, k_scale_head, v_scale_head,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, POSITIONS: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFT_CAP: tl.constexpr, POSITIONS: tl.constexpr,
     K_SCALED: tl.constexpr, V_SCALED: tl.constexpr, SPLIT: tl.constexpr, BY_SEQUENCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     # Late rows of a sequence see the most keys: they start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1).to(tl.int64)
+    tile = num_tiles - 1 - tl.program_id(0) // KV_HEADS
+    kv_head = (tl.program_id(0) % KV_HEADS).to(tl.int64)
     if BY_SEQUENCE:
         sequence = tl.minimum(tile, num_seqs)
         tile -= sequence
@@ -57,8 +57,8 @@ def attention_kernel(
     row_begin = tl.zeros([BLOCK_M], dtype=tl.int32)
     if CAUSAL:
         row_end = tl.maximum(tl.minimum(position + 1, keys), 0)
-    if WINDOW > 0:
-        row_begin = tl.maximum(position - (WINDOW - 1), 0)
+    if WINDOWED:
+        row_begin = tl.maximum(position - (window - 1), 0)
     row_end = tl.where(real, row_end, 0)
 
     # Some row sees keys of [low, high); every row sees those of [all_begin, all_end).
@@ -66,18 +66,18 @@ def attention_kernel(
     all_end = tl.min(tl.where(real, row_end, high), axis=0)
     low = 0
     all_begin = 0
-    if WINDOW > 0:
+    if WINDOWED:
         low = tl.min(tl.where(row_begin < row_end, row_begin, high), axis=0)
         all_begin = tl.max(tl.where(real, row_begin, 0), axis=0)
     begin = low // BLOCK_N * BLOCK_N
     stop = high
     if SPLIT:
         # At least `shortest`, a multiple of BLOCK_N.
-        share = tl.maximum(tl.cdiv(tl.cdiv(high - begin, tl.num_programs(2)), BLOCK_N) * BLOCK_N, shortest)
-        begin += tl.program_id(2) * share
+        share = tl.maximum(tl.cdiv(tl.cdiv(high - begin, tl.num_programs(1)), BLOCK_N) * BLOCK_N, shortest)
+        begin += tl.program_id(1) * share
         stop = tl.minimum(begin + share, high)
     clear_begin = begin
-    if WINDOW > 0:
+    if WINDOWED:
         clear_begin = tl.maximum(begin, tl.cdiv(all_begin, BLOCK_N) * BLOCK_N)
     clear_end = tl.maximum(tl.minimum(stop, all_end // BLOCK_N * BLOCK_N), clear_begin)
 
@@ -97,24 +97,24 @@ def attention_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
-    if WINDOW > 0:
+    if WINDOWED:
         acc, total, peak = _walk(
             acc, total, peak, queries, begin, tl.minimum(clear_begin, stop), low, high, row_begin, row_end,
             key_cache, value_cache, block_table, inner, factor,
             k_block, k_slot, k_dim, v_block, v_slot, v_dim, table_block,
-            BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOW, SOFT_CAP, POSITIONS, PRECISION, MASKED=True,
+            BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOWED, SOFT_CAP, POSITIONS, PRECISION, MASKED=True,
         )  # fmt: skip
     acc, total, peak = _walk(
         acc, total, peak, queries, clear_begin, clear_end, low, high, row_begin, row_end,
         key_cache, value_cache, block_table, inner, factor,
         k_block, k_slot, k_dim, v_block, v_slot, v_dim, table_block,
-        BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOW, SOFT_CAP, POSITIONS, PRECISION, MASKED=False,
+        BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOWED, SOFT_CAP, POSITIONS, PRECISION, MASKED=False,
     )  # fmt: skip
     acc, total, peak = _walk(
         acc, total, peak, queries, clear_end, stop, low, high, row_begin, row_end,
         key_cache, value_cache, block_table, inner, factor,
         k_block, k_slot, k_dim, v_block, v_slot, v_dim, table_block,
-        BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOW, SOFT_CAP, POSITIONS, PRECISION, MASKED=True,
+        BLOCK_N, HEAD, VALUE, BLOCK_D, BLOCK_V, PAGE, WINDOWED, SOFT_CAP, POSITIONS, PRECISION, MASKED=True,
     )  # fmt: skip
 
     seen = total > 0.0
@@ -124,7 +124,7 @@ def attention_kernel(
         inverse *= tl.load(v_scale + kv_head * v_scale_head)
     # A partial result without keys is told by its lse and not read: only whole results are written as zeros.
     written = real & seen if SPLIT else real
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1).to(tl.int64)
     lse_at = lse + split * lse_split + token * lse_row + head * lse_head
     tl.store(lse_at, tl.where(seen, (peak + tl.log2(total)) * LN_2, float("-inf")), mask=real)
     value_dim = tl.arange(0, BLOCK_V)
@@ -139,7 +139,7 @@ def _walk(
     key_cache, value_cache, block_table, inner, factor,
     k_block, k_slot, k_dim, v_block, v_slot, v_dim, table_block,
     BLOCK_N: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, POSITIONS: tl.constexpr,
+    PAGE: tl.constexpr, WINDOWED: tl.constexpr, SOFT_CAP: tl.constexpr, POSITIONS: tl.constexpr,
     PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take the keys [begin, stop) into the running softmax; without MASKED every row sees all of them."""
@@ -155,13 +155,12 @@ def _walk(
         visible = needed[None, :]
         if MASKED:
             visible = key[None, :] < row_end[:, None]
-            if WINDOW > 0:
+            if WINDOWED:
                 visible &= key[None, :] >= row_begin[:, None]
-            if WINDOW > 0 and POSITIONS:
+            needed = (key >= low) & (key < high)
+            if WINDOWED and POSITIONS:
                 # Between the windows of rows that lie far apart the pages may be gone.
-                needed = tl.max(visible.to(tl.int32), axis=0) > 0
-            else:
-                needed = (key >= low) & (key < high)
+                needed &= tl.max(visible.to(tl.int32), axis=0) > 0
         slot = ((first % PAGE + tl.arange(0, BLOCK_N)) if PAGE % BLOCK_N == 0 else key % PAGE).to(tl.int64)
         k_at = key_cache + (page * k_block + slot * k_slot)[:, None] + dim[None, :] * k_dim
         v_at = value_cache + (page * v_block + slot * v_slot)[:, None] + value_dim[None, :] * v_dim

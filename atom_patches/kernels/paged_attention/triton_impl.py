@@ -112,18 +112,18 @@ def paged_attention(
         to = torch.empty(config.splits, rows, heads, value_size, dtype=torch.float32, device=q.device)
         to_lse = torch.empty(config.splits, rows, heads, dtype=torch.float32, device=q.device)
     launch: Any = attention_kernel
-    launch[(tiles, kv_heads, config.splits)](
+    launch[(tiles * kv_heads, config.splits)](
         to, to_lse, q, key_cache, value_cache, block_table, cu_seqlens_q, seq_lens_k, query_positions, k_scale, v_scale,
-        rows, seqs, scale, soft_cap, config.shortest,
+        rows, seqs, tiles, scale, window or 0, soft_cap, config.shortest,
         to.stride(0) if config.splits > 1 else 0, *to.stride()[-3:-1],
         to_lse.stride(0) if config.splits > 1 else 0, *to_lse.stride()[-2:],
         *q.stride(), *key_cache.stride(), *value_cache.stride(), *block_table.stride(), cu_seqlens_q.stride(0),
         seq_lens_k.stride(0), query_positions.stride(0) if query_positions is not None else 0,
         _head_stride(k_scale), _head_stride(v_scale),
-        GROUP=group, BLOCK_Q=block_q, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        KV_HEADS=kv_heads, GROUP=group, BLOCK_Q=block_q, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         HEAD=size, VALUE=value_size, BLOCK_D=max(16, _power_of_two(size)),
         BLOCK_V=max(16, _power_of_two(value_size)), PAGE=key_cache.shape[1],
-        CAUSAL=causal, WINDOW=window or 0, SOFT_CAP=soft_cap > 0, POSITIONS=query_positions is not None,
+        CAUSAL=causal, WINDOWED=window is not None, SOFT_CAP=soft_cap > 0, POSITIONS=query_positions is not None,
         K_SCALED=k_scale is not None, V_SCALED=v_scale is not None, SPLIT=config.splits > 1,
         BY_SEQUENCE=config.by_sequence,
         PRECISION="ieee" if backend() == "hip" else "tf32x3", num_warps=config.warps, num_stages=config.stages,
