@@ -5,7 +5,7 @@ of a sequence's first rows also reads its state and writes the new one, so that 
 verification: a program takes one sequence and a block of channels.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import torch
