@@ -368,7 +368,7 @@ def _distinct(jobs: list[Job]) -> Iterator[Job]:
     seen: set[tuple[Any, ...]] = set()
     for job in jobs:
         pairs = job.tokens * job.shape.top_k
-        unsorted = 0 if job.config.tables else 64 if pairs <= 64 else tuned.MOST_UNSORTED
+        unsorted = 0 if job.config.tables else max(64, 1 << (pairs - 1).bit_length())
         narrow = pairs * job.shape.hidden <= triton_impl.FLOAT_PARTS
         key = (job.config, unsorted, narrow, pairs <= triton_impl.COUNTED)
         if key not in seen:

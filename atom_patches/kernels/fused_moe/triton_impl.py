@@ -194,7 +194,7 @@ def planned(
     x: Tensor, w13: Tensor, w2: Tensor, topk_ids: Tensor, expert_map: Tensor | None, shared_w2: Tensor | None,
     config: Config,
 ) -> Plan:  # fmt: skip
-    """Sort the pairs by expert, unless every program is to find its own."""
+    """Sort the pairs by expert; unsorted, every program of the first product finds its own, and notes them down."""
     tokens, experts, top_k = x.shape[0], w13.shape[0], topk_ids.shape[1]
     pairs = tokens * top_k
     shared = 0 if shared_w2 is None else shared_w2.shape[1] // w2.shape[2]
@@ -205,8 +205,9 @@ def planned(
         order, table = _sorted(ids, pairs, experts, routed, sort, config.early, x.device)
         unsorted = 0
     else:
-        routed, order, table = pairs, topk_ids, topk_ids
-        unsorted = 64 if pairs <= 64 else MOST_UNSORTED
+        routed, unsorted = pairs, max(64, triton.next_power_of_2(pairs))
+        order = torch.empty(pairs * config.rows, dtype=torch.int32, device=x.device)
+        table = torch.empty((3, pairs), dtype=torch.int32, device=x.device)
     blocks = routed + shared * triton.cdiv(tokens, config.rows)
     options = sort | _early(config)
     options |= {"PAIRS": unsorted, "SHARED": shared, "PRECISION": "ieee" if x.dtype == torch.float32 else None}
@@ -240,7 +241,7 @@ def down(
     _down[(plan.blocks * triton.cdiv(hidden, config.second.n * wide),)](
         *plan.where, between, w2, w2.stride(0), w2.stride(1), w2.stride(2), extra, extra.stride(0), extra.stride(1),
         topk_weights, topk_weights.stride(0), topk_weights.stride(1), out, hidden, width,
-        **plan.options, ALIGNED=plan.shared > 0 and _aligned(width, w2, extra),
+        **(plan.options | {"PAIRS": 0}), ALIGNED=plan.shared > 0 and _aligned(width, w2, extra),
         WIDE=wide, STEPS=triton.cdiv(width, config.second.k),
         **_launch(plan, config.second, hidden, width),
     )  # fmt: skip
@@ -439,15 +440,15 @@ def _rows_of(
     if PAIRS > 0:
         other = tl.arange(0, PAIRS)
         all_experts = _expert_of(other, other < pairs, ids, ids_row, ids_column, expert_map, TOP_K, MAPPED)
-        expert = tl.sum(tl.where(other == routed, all_experts, 0), axis=0)
-        expert = tl.where(routed >= 0, expert, -1)
+        expert = _expert_of(routed, routed >= 0, ids, ids_row, ids_column, expert_map, TOP_K, MAPPED)
         same = (all_experts == expert) & (other < pairs)
         before = tl.sum((same & (other < routed)).to(tl.int32), axis=0)
-        expert = tl.where(before % BLOCK_M == 0, expert, -1)
         nth = tl.cumsum(same.to(tl.int32), axis=0) - 1 - before
         hit = same[None, :] & (nth[None, :] == inner[:, None])
-        row = tl.sum(tl.where(hit, other[None, :], 0), axis=1)
-        real = tl.sum(hit.to(tl.int32), axis=1) > 0
+        behind = tl.sum(tl.where(hit, other[None, :] + 1, 0), axis=1)
+        real = behind > 0
+        row = tl.maximum(behind - 1, 0)
+        expert = tl.where(before % BLOCK_M == 0, expert, -1)
     else:
         expert = tl.load(table + routed, mask=routed >= 0, other=-1)
         first = tl.load(table + routed_blocks + routed, mask=expert >= 0, other=0)
@@ -545,6 +546,16 @@ def _gate_up_rows(
         block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
         TOP_K, MAPPED, BLOCK_M, PAIRS, SHARED, ROWS,
     )  # fmt: skip
+    if PAIRS > 0:  # what was found out here spares the second product the search
+        routed = block
+        if SHARED > 0:
+            routed = block - SHARED * ((tokens + BLOCK_M - 1) // BLOCK_M)
+        tells = (column == 0) & (routed >= 0)
+        inner = tl.arange(0, ROWS)
+        tl.store(table + routed, expert, mask=tells)
+        tl.store(table + routed_blocks + routed, routed * BLOCK_M, mask=tells)
+        tl.store(table + 2 * routed_blocks + routed, tl.sum(real.to(tl.int32), axis=0), mask=tells)
+        tl.store(order + routed * BLOCK_M + inner, row, mask=tells & real)
     if expert >= 0:
         base = w13 + expert.to(tl.int64) * w13_expert
         row_step, column_step, up = w13_row, w13_column, width
