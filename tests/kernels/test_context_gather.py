@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from atom_patches.kernels import registry
 from atom_patches.kernels.context_gather import (
     GATHER_ROWS,
     PACK_ROWS,
@@ -155,25 +156,29 @@ def test_more_than_2_to_the_31_elements(provider: str) -> None:
 
 @pytest.mark.parametrize("query_lens", [(9, 1, 4), (1, 1, 30), (7,), (5, 6, 1, 8)])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_a_plan_s_exchange_restores_the_rows_of_the_step(ranks: int, query_lens: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_plan_s_exchange_restores_the_rows_of_the_step(
+    provider: str, ranks: int, query_lens: tuple[int, ...]
+) -> None:
     """Each rank packs its slice of keys and values, with padding; from all of them come the rows in global order."""
+    gather, pack = (registry.implementation(operation, provider) for operation in (GATHER_ROWS, PACK_ROWS))
     plan = PcpPlan(ranks, query_lens)
     keys = torch.randn(plan.num_tokens, 2, 8, device=harness.DEVICE)
     values = torch.randn(plan.num_tokens, 2, 6, device=harness.DEVICE)
     sent = []
     for rank in range(ranks):
         local = plan.local_rows(rank).to(harness.DEVICE)
-        own = gather_rows([keys, values], local)
+        own = gather([keys, values], [], local, False)
         replicated = len(plan.replicated)
         send = torch.arange(replicated, plan.rows_per_rank, device=harness.DEVICE)
         send[len(send) - plan.padding(rank) :] = -1
-        sent.append(pack_rows(own, send))
+        sent.append(pack(own, send, True))
     received = torch.cat(sent)
     index = torch.empty(plan.num_tokens, dtype=torch.int64)
     index[plan.pool_rows()] = torch.arange(plan.pool_size)
     index[plan.replicated_rows()] = received.shape[0] + torch.arange(len(plan.replicated))
     views = [received[:, :16].unflatten(1, (2, 8)), received[:, 16:].unflatten(1, (2, 6))]
-    whole = gather_rows(views, index.to(harness.DEVICE), more=own, padded=False)
+    whole = gather(views, own, index.to(harness.DEVICE), False)
     assert torch.equal(whole[0], keys) and torch.equal(whole[1], values)
 
 

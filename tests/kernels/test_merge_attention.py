@@ -20,7 +20,7 @@ from atom_patches.kernels.merge_attention import (
     merge_attention_parts,
     triton_impl,
 )
-from atom_patches.kernels.paged_attention import paged_attention
+from atom_patches.kernels.paged_attention import PAGED_ATTENTION
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TWO = harness.providers(MERGE_ATTENTION)
@@ -150,26 +150,26 @@ def test_more_than_2_to_the_31_elements(provider: str) -> None:
     check_parts(provider, part, lses)
 
 
-def test_two_halves_of_a_context_make_the_whole() -> None:
+@pytest.mark.parametrize("provider", OWN)
+def test_two_halves_of_a_context_make_the_whole(provider: str) -> None:
     """Attention to the first keys and to the rest, of which the rows see only some, is attention to all."""
     generator = torch.Generator().manual_seed(0)
     size, page, keys, rows, first = 16, 4, 30, 9, 24
     cache = torch.randn(2, 8, page, 2, size, generator=generator).to(harness.DEVICE)
     q = torch.randn(rows, 4, size, generator=generator).to(harness.DEVICE)
     table = torch.arange(8, dtype=torch.int32, device=harness.DEVICE)[None]
+    run = registry.implementation(PAGED_ATTENTION, provider)
 
     def attend(table: Tensor, keys: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         starts = torch.tensor([0, rows], dtype=torch.int32, device=harness.DEVICE)
         lengths = torch.tensor([keys], dtype=torch.int32, device=harness.DEVICE)
-        return paged_attention(
-            q, cache[0], cache[1], table, cu_seqlens_q=starts, seq_lens_k=lengths, max_seqlen_q=rows, max_seqlen_k=keys,
-            scale=size**-0.5, query_positions=positions,
-        )  # fmt: skip
+        bounds = starts, lengths, rows, keys
+        return run(q, *cache, table, *bounds, size**-0.5, True, None, 0.0, None, None, positions, False)
 
     positions = torch.arange(keys - rows, keys, dtype=torch.int32, device=harness.DEVICE)
     out, lse = attend(table, keys, positions)
     parts = attend(table, first, positions), attend(table[:, first // page :], keys - first, positions - first)
-    merged, merged_lse = merge_attention(*parts[0], *parts[1])
+    merged, merged_lse = registry.implementation(MERGE_ATTENTION, provider)(*parts[0], *parts[1])
     assert parts[1][1][:3].isneginf().all()
     torch.testing.assert_close(merged, out, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(merged_lse, lse, rtol=1e-5, atol=1e-5)
