@@ -21,11 +21,16 @@ import triton.language as tl
 
 #: exp() of anything below -104 is exactly 0 in float32: the bound changes no result, and keeps -inf out of b_t - b_s.
 LOG_ZERO = tl.constexpr(-200.0)
+#: The same for half precision, where e^-30 is nothing beside what it is added to, and sums of 64 stay exact to 1e-4.
+HALF_ZERO = tl.constexpr(-30.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def find_sequence(cu_seqlens, num_seqs, chunk, BT: tl.constexpr):
-    """The sequence that the chunk number falls to, -1 if it lies before the first."""
+def find_sequence(cu_seqlens, num_seqs, chunk, SINGLE: tl.constexpr, BT: tl.constexpr):
+    """The sequence that the chunk number falls to, -1 if it lies before the first. SINGLE: there is one sequence."""
+    if SINGLE:
+        return tl.where(chunk < tl.load(cu_seqlens).to(tl.int32) // BT, -1, 0)
     found = 0
     for base in range(0, num_seqs, 128):
         i = base + tl.arange(0, 128)
@@ -65,36 +70,60 @@ def log1p(x):
 
 
 @triton.jit
-def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1 for a strictly lower triangular [BT, BT] float32 matrix.
+def join_blocks(inverse, block, SIZE: tl.constexpr, kind: tl.constexpr, PRECISION: tl.constexpr):
+    """Inverses of the diagonal blocks of 2 SIZE from those of SIZE, within [B, 16, 16]."""
+    row = tl.arange(0, 16)[None, :, None]
+    column = tl.arange(0, 16)[None, None, :]
+    below = (row // (2 * SIZE) == column // (2 * SIZE)) & (row // SIZE > column // SIZE)
+    known = inverse.to(kind)
+    corner = tl.dot(known, tl.where(below, block, 0.0).to(kind), input_precision=PRECISION)
+    return inverse - tl.dot(corner.to(kind), known, input_precision=PRECISION)
 
-    The diagonal blocks of 16 are inverted by substitution, all at once: D. What is left of the matrix is
-    D^-1 (I + M) with M = D (lower - its diagonal blocks) strictly lower in blocks of 16, hence M^4 = 0 and
-    (I + M)^-1 = (I + M^2)(I - M). Powers of `lower` itself are never taken: similar keys make them overflow.
+
+@triton.jit
+def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr, SMALL: tl.constexpr):
+    """(I + lower)^-1 for a [BT, BT] float32 matrix of which only what lies below the diagonal counts.
+
+    First the inverses of the diagonal blocks of 16, all at once, joined from those of 2, 4 and 8: if the block is
+    [[A, 0], [C, B]], its inverse is diag(A^-1, B^-1) minus the product of that, C and that. With D the diagonal matrix
+    of these inverses, what is left is D^-1 (I + M) with M = D (lower - its diagonal blocks) strictly lower in blocks of
+    16, hence M^4 = 0 and (I + M)^-1 = (I + M^2)(I - M). Powers of `lower` itself are never taken: similar keys make
+    them overflow. With HALF products take float16 operands, as fine as TF32, and safe: with keys of unit length at most
+    every entry of every inverse is at most 1.
     """
     B: tl.constexpr = BT // 16
     tl.static_assert(BT <= 64)
-    i = tl.arange(0, BT) // 16
+    kind: tl.constexpr = tl.float16 if HALF else tl.float32
     same = (tl.arange(0, B)[:, None, None, None] == tl.arange(0, B)[None, None, :, None]) & (
         tl.full([1, 16, 1, 16], 1, tl.int1)
     )
     block = tl.sum(tl.where(same, tl.reshape(lower, [B, 16, B, 16]), 0.0), axis=2)
     row = tl.arange(0, 16)[None, :, None]
     column = tl.arange(0, 16)[None, None, :]
-    inverse = tl.where(row == column, 1.0, 0.0) + tl.zeros([B, 16, 16], tl.float32)
-    for step in tl.static_range(15):
-        factor = tl.sum(tl.where(column == step, block, 0.0), axis=2)
-        known = tl.sum(tl.where(row == step, inverse, 0.0), axis=1)
-        inverse -= factor[:, :, None] * known[:, None, :]
+    block = tl.where(row > column, block, 0.0)
+    inverse = tl.where(row == column, 1.0, 0.0)
+    if SMALL:
+        inverse -= tl.where(row // 2 == column // 2, block, 0.0)
+        inverse = join_blocks(inverse, block, 2, kind, PRECISION)
+        inverse = join_blocks(inverse, block, 4, kind, PRECISION)
+        inverse = join_blocks(inverse, block, 8, kind, PRECISION)
+    else:
+        inverse += tl.zeros([B, 16, 16], tl.float32)
+        for step in tl.static_range(15):
+            factor = tl.sum(tl.where(column == step, block, 0.0), axis=2)
+            fixed = tl.sum(tl.where(row == step, inverse, 0.0), axis=1)
+            inverse -= factor[:, :, None] * fixed[:, None, :]
     diagonal = tl.reshape(tl.where(same, inverse[:, :, None, :], 0.0), [BT, BT])
-    rest = tl.where(i[:, None] > i[None, :], lower, 0.0)
-    m = tl.dot(diagonal, rest, input_precision=PRECISION)
-    y = diagonal - tl.dot(m, diagonal, input_precision=PRECISION)
+    i = tl.arange(0, BT)
+    rest = tl.where(i[:, None] // 16 > i[None, :] // 16, lower, 0.0)
+    d = diagonal.to(kind)
+    m = tl.dot(d, rest.to(kind), input_precision=PRECISION).to(kind)
+    y = diagonal - tl.dot(m, d, input_precision=PRECISION)
     m2 = tl.dot(m, m, input_precision=PRECISION)
-    return y + tl.dot(m2, y, input_precision=PRECISION)
+    return y + tl.dot(m2.to(kind), y.to(kind), input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "total"])
 def prepare_kernel(
     q,
     k,
@@ -129,7 +158,11 @@ def prepare_kernel(
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    SINGLE: tl.constexpr,
     GATED: tl.constexpr,
+    FOLD: tl.constexpr,
+    SMALL: tl.constexpr,
+    HALF: tl.constexpr,
     WITH_OUTPUT: tl.constexpr,
     PRECISION: tl.constexpr,
     MERGE_PRECISION: tl.constexpr,
@@ -142,7 +175,7 @@ def prepare_kernel(
     chunk, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if WITH_OUTPUT:
         clear_outside(out + head * o_h, o_t, o_v, cu_seqlens, num_seqs, chunk, total, V, BT, BV)
-    sequence = find_sequence(cu_seqlens, num_seqs, chunk, BT)
+    sequence = find_sequence(cu_seqlens, num_seqs, chunk, SINGLE, BT)
     if sequence < 0:
         return
     begin = tl.load(cu_seqlens + sequence).to(tl.int64)
@@ -160,34 +193,52 @@ def prepare_kernel(
         decay = tl.where(live, decay, 0.0)
         strength = tl.where(live, tl.sigmoid(strength), 0.0)
 
-    # One strongly decaying token makes b large; a second float keeps the small differences between its neighbours.
-    wide = tl.maximum(decay, LOG_ZERO).to(tl.float64)
-    b = tl.cumsum(wide, axis=0)
-    high = b.to(tl.float32)
-    low = (b - high.to(tl.float64)).to(tl.float32)
     at = head * total + first
-    tl.store(since + at + row, tl.exp(high), mask=live)
-    tl.store(until + at + row, tl.exp((tl.sum(wide, axis=0) - b).to(tl.float32)), mask=live)
-    later = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
-    pair = tl.exp(tl.minimum(later, 0.0))
+    causal = row[:, None] >= row[None, :]
+    if HALF:
+        bits = tl.maximum(decay, HALF_ZERO) * LOG2_E
+        sums = tl.cumsum(bits, axis=0)
+        later = sums[:, None] - sums[None, :]
+    else:
+        # One strongly decaying token makes sums large; a second float keeps the small differences of its neighbours.
+        bits = tl.maximum(decay, LOG_ZERO).to(tl.float64) * LOG2_E
+        sums = tl.cumsum(bits, axis=0)
+        high = sums.to(tl.float32)
+        low = (sums - high.to(tl.float64)).to(tl.float32)
+        later = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+    left = tl.exp2((tl.sum(bits, axis=0) - sums).to(tl.float32))
+    tl.store(since + at + row, tl.exp2(sums.to(tl.float32)), mask=live)
+    tl.store(until + at + row, left, mask=live)
+    pair = tl.exp2(tl.where(causal, later, -float("inf")))
 
     column = tl.arange(0, BK)
     mask = live[:, None] & (column < K)[None, :]
     key_head = head // GROUP
     keys = tl.load(k + first * k_t + key_head * k_h + row[:, None] * k_t + column[None, :] * k_k, mask=mask, other=0.0)
-    place = at * BT + row[:, None] * BT + row[None, :]
+    square = row[:, None] * BT + row[None, :]
+    scores += at * BT
+    read = keys
     if WITH_OUTPUT:
         query = q + first * q_t + key_head * q_h + row[:, None] * q_t + column[None, :] * q_k
         read = tl.dot(tl.load(query, mask=mask, other=0.0), tl.trans(keys), input_precision=PRECISION) * pair
-        read = tl.where(row[:, None] >= row[None, :], read, 0.0)
-        tl.store(scores + place, read.to(scores.dtype.element_ty), mask=live[:, None])
+        read = read.to(keys.dtype)
+        if not FOLD:
+            tl.store(scores + square, read, mask=live[:, None])
     lower = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * pair * strength[:, None]
-    lower = tl.where(row[:, None] > row[None, :], lower, 0.0)
-    inverse = invert_unit_lower(lower, BT, MERGE_PRECISION) * strength[None, :]
-    tl.store(solve + place, inverse.to(solve.dtype.element_ty), mask=live[:, None])
+    inverse = invert_unit_lower(lower, BT, MERGE_PRECISION, HALF, SMALL) * strength[None, :]
+    if FOLD:
+        if WITH_OUTPUT:
+            folded = tl.dot(read, inverse.to(keys.dtype), input_precision=PRECISION)
+            tl.store(scores + square, folded.to(keys.dtype), mask=live[:, None])
+        kept = (inverse * left[:, None]).to(keys.dtype)
+        kept = tl.dot(tl.trans(kept), keys, input_precision=PRECISION)
+        spot = solve + at * K + row[:, None] * K + column[None, :]
+        tl.store(spot, kept.to(solve.dtype.element_ty), mask=mask)
+    else:
+        tl.store(solve + at * BT + square, inverse.to(solve.dtype.element_ty), mask=live[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "null_slot"])
 def scan_kernel(
     q,
     k,
@@ -243,6 +294,7 @@ def scan_kernel(
     WITH_SLOTS: tl.constexpr,
     POOLED: tl.constexpr,
     WITH_NULL: tl.constexpr,
+    FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -293,7 +345,8 @@ def scan_kernel(
     key_head = head // GROUP
     k += key_head * k_h
     v += head * v_h
-    solve += head * total * BT
+    SOLVE: tl.constexpr = K if FOLD else BT
+    solve += head * total * SOLVE
     since += head * total + begin
     until += head * total + begin
     if WITH_OUTPUT:
@@ -309,36 +362,44 @@ def scan_kernel(
         start = initial + state_row * i_n + head * i_h + key[:, None] * i_k + column[None, :] * i_v
         state += tl.load(start, mask=take, other=0.0).to(tl.float32)
 
-    # What no product takes directly is fetched one chunk ahead.
-    since_start = tl.load(since + row, mask=row < length, other=0.0)
-    until_end = tl.load(until + row, mask=row < length, other=0.0)
-    decay = tl.load(since + tl.minimum(BT, length) - 1, mask=length > 0, other=1.0)
+    # Every load below feeds a product, and is therefore fetched chunks ahead and asynchronously. A plain load would be
+    # waited for at the next fence.
+    same = tl.zeros([BV], tl.int32)
     for at in tl.range(0, length, BT, num_stages=STAGES):  # type: ignore[misc]
         live = at + row < length
         far = begin + at
         row_key = live[:, None] & live_key[None, :]
         keys = tl.load(k + far * k_t + row[:, None] * k_t + key[None, :] * k_k, mask=row_key, other=0.0)
-        solver = tl.load(solve + far * BT + row[:, None] * BT + row[None, :], mask=live[:, None], other=0.0)
+        if FOLD:
+            writer = tl.load(solve + far * K + row[:, None] * K + key[None, :], mask=row_key, other=0.0)
+        else:
+            writer = tl.load(solve + far * BT + row[:, None] * BT + row[None, :], mask=live[:, None], other=0.0)
         row_column = live[:, None] & (live_column & (block < v_blocks))[None, :]
         value = tl.load(v + far * v_t + row[:, None] * v_t + column[None, :] * v_v, mask=row_column, other=0.0)
-        next_row = at + BT + row
-        next_since = tl.load(since + next_row, mask=next_row < length, other=0.0)
-        next_until = tl.load(until + next_row, mask=next_row < length, other=0.0)
-        next_decay = tl.load(since + tl.minimum(at + 2 * BT, length) - 1)
+        since_start = tl.load(since + at + row, mask=live, other=0.0)
+        decay = tl.load(since + (tl.minimum(at + BT, length) - 1 + same))
+        until_end = since_start
+        if not FOLD:
+            until_end = tl.load(until + at + row, mask=live, other=0.0)
 
         seen = state.to(keys.dtype)
         error = value.to(tl.float32) - since_start[:, None] * tl.dot(keys, seen, input_precision=PRECISION)
-        write = tl.dot(solver, error.to(keys.dtype), input_precision=PRECISION)
+        write = error.to(keys.dtype)
+        if not FOLD:
+            change = tl.dot(writer, write, input_precision=PRECISION)
+            write = change.to(keys.dtype)
+            kept = (change * until_end[:, None]).to(keys.dtype)
+        if FOLD:
+            state = tl.dot(tl.trans(writer), write, state * decay[None, :], input_precision=PRECISION)
+        else:
+            state = tl.dot(tl.trans(keys), kept, state * decay[None, :], input_precision=PRECISION)
         if WITH_OUTPUT:
             query = tl.load(q + far * q_t + row[:, None] * q_t + key[None, :] * q_k, mask=row_key, other=0.0)
             score = tl.load(scores + far * BT + row[:, None] * BT + row[None, :], mask=live[:, None], other=0.0)
             read = since_start[:, None] * tl.dot(query, seen, input_precision=PRECISION)
-            read = tl.dot(score, write.to(keys.dtype), read, input_precision=PRECISION) * scale
+            read = tl.dot(score, write, read, input_precision=PRECISION) * scale
             answer = out + far * o_t + row[:, None] * o_t + column[None, :] * o_v
             tl.store(answer, read.to(out.dtype.element_ty), mask=live[:, None] & live_column[None, :])
-        kept = (write * until_end[:, None]).to(keys.dtype)
-        state = tl.dot(tl.trans(keys), kept, state * decay, input_precision=PRECISION)
-        since_start, until_end, decay = next_since, next_until, next_decay
 
     if is_map:
         place = maps + sequence.to(tl.int64) * m_n + head * m_h + key[:, None] * m_k + column[None, :] * m_v

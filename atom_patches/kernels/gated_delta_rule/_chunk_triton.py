@@ -21,6 +21,8 @@ __all__ = [
 ]
 
 CHUNK = 64
+FOLD = True
+SMALL = True
 LARGEST_HEAD = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -109,10 +111,12 @@ class Chunks(NamedTuple):
     until: Tensor
 
 
-def empty_chunks(total: int, heads: int, dtype: torch.dtype, device: torch.device, *, outputs: bool) -> Chunks:
+def empty_chunks(
+    total: int, heads: int, KEY: int, dtype: torch.dtype, device: torch.device, *, outputs: bool
+) -> Chunks:
     """Room for the chunks of `total` rows."""
-    solve = torch.empty(heads, total, CHUNK, dtype=dtype, device=device)
-    scores = torch.empty_like(solve) if outputs else solve
+    solve = torch.empty(heads, total, KEY if FOLD else CHUNK, dtype=dtype, device=device)
+    scores = torch.empty(heads, total, CHUNK, dtype=dtype, device=device) if outputs else solve
     decays = torch.empty(2, heads, total, dtype=torch.float32, device=device)
     return Chunks(solve, scores, decays[0], decays[1])
 
@@ -179,7 +183,7 @@ def prepare(
     """
     total, key_heads, key_size = k.shape
     num_seqs, heads = cu_seqlens.shape[0] - 1, g.shape[1]
-    chunks = empty_chunks(total, heads, k.dtype, k.device, outputs=out is not None)
+    chunks = empty_chunks(total, heads, key_size, k.dtype, k.device, outputs=out is not None)
     take, config = precision(k.dtype, k.device), config or prepare_config(k.dtype, k.device)
     q, to = k if q is None else q, k if out is None else out
     decay_log, decay_bias = (g, g) if gates is None else gates
@@ -187,7 +191,8 @@ def prepare(
         q, k, g, beta, decay_log, decay_bias, cu_seqlens, to, *chunks, num_seqs, total,
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(), *to.stride(),
         K=key_size, V=to.shape[2], GROUP=heads // key_heads, BT=CHUNK, BK=padded(key_size),
-        BV=min(64, padded(to.shape[2])), GATED=gates is not None, WITH_OUTPUT=out is not None,
+        BV=min(64, padded(to.shape[2])), SINGLE=num_seqs == 1, GATED=gates is not None,
+        FOLD=FOLD, SMALL=SMALL, HALF=k.dtype != torch.float32, WITH_OUTPUT=out is not None,
         PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=config.warps,  # type: ignore[call-arg]
         **({} if config.registers is None else {"maxnreg": config.registers}),
     )  # fmt: skip
@@ -249,5 +254,6 @@ def scan(
         K=key_size, V=value_size, GROUP=heads // k.shape[1], BT=CHUNK, BK=padded(key_size), BV=config.block,
         WITH_INITIAL=initial is not None, WITH_RESUMED=resumed is not None, WITH_OUTPUT=out is not None,
         WITH_SLOTS=slots is not None, POOLED=slots is not None and maps is None, WITH_NULL=null_slot is not None,
+        FOLD=FOLD,
         PRECISION=precision(k.dtype, k.device).inputs, STAGES=config.stages, num_warps=config.warps,  # type: ignore[call-arg]
     )  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from atom_patches.kernels.gated_delta_rule._chunk_triton import (
     DTYPES,
+    on_cuda,
     padded,
     prepare,
     scan,
@@ -19,7 +20,7 @@ from ._prefill_kernels import convolve_kernel
 
 __all__ = ["gdn_prefill", "gdn_prefill_segment", "supports_gdn_prefill", "supports_gdn_prefill_segment"]
 
-ROWS = 32
+ROWS, RUN = 64, 8
 
 
 def supports_gdn_prefill(
@@ -152,6 +153,7 @@ def convolve(
     heads: tuple[int, int, int],
     update: bool,
     rows: int = ROWS,
+    run: int = RUN,
     warps: int = 4,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch `convolve_kernel`: normalised q and k [T, HK, K], and v [T, HV, V], as views of head-major memory. Rows
@@ -172,7 +174,8 @@ def convolve(
         unit, values, num_seqs, total, eps, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), *state.stride(),
         QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
-        BC=max(padded(key_size), padded(value_size)), HAS_BIAS=bias is not None, SILU=activation is not None,
+        RUN=run, BC=max(padded(key_size), padded(value_size)), SINGLE=num_seqs == 1, HAS_BIAS=bias is not None,
+        SILU=activation is not None, FAST=x.dtype != torch.float32 and on_cuda(x.device),
         WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, WITH_UPDATE=update,
         num_warps=warps,  # type: ignore[call-arg]
     )  # fmt: skip
