@@ -7,6 +7,8 @@ its last page by 0: memory there must not hold NaN or infinity.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from vllm.platforms import current_platform
@@ -52,7 +54,7 @@ def supports_paged_attention(
         return no("FlashAttention needs the last dimension of the cache and of all indices in line")
     if any(x.dtype != torch.int32 for x in (block_table, cu_seqlens_q, seq_lens_k)):
         return no("FlashAttention takes indices of int32")
-    if fa_utils.get_flash_attn_version(head_size=size) is None:
+    if _version(size) is None:
         return no("vLLM has no FlashAttention for this GPU")
     return YES
 
@@ -78,7 +80,7 @@ def paged_attention(
     rows, heads, size = q.shape
     if not rows or not seq_lens_k.numel():
         return q.new_zeros(q.shape), _no_keys(rows, heads, q.device)
-    version = fa_utils.get_flash_attn_version(head_size=size)
+    version = _version(size)
     out, lse = fa_utils.flash_attn_varlen_func(  # pyright: ignore[reportPrivateImportUsage]
         q=q,
         k=key_cache,
@@ -101,6 +103,11 @@ def paged_attention(
     if padded:
         lse = lse.masked_fill(torch.arange(rows, device=q.device) >= cu_seqlens_q[-1], -torch.inf)
     return out, lse.mT
+
+
+@functools.cache
+def _version(head_size: int) -> int | None:
+    return fa_utils.get_flash_attn_version(head_size=head_size)
 
 
 def _no_keys(rows: int, heads: int, device: torch.device) -> Tensor:
