@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from atom_patches.kernels import launch
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from .tuned import MOST_UNSORTED, Config, Shape, Tile, config_for
@@ -154,7 +155,7 @@ def fused_moe(
     shared_w13: Tensor | None, shared_w2: Tensor | None, shared_gate: Tensor | None,
 ) -> Tensor:  # fmt: skip
     shape = Shape(w13.shape[0], w2.shape[2], x.shape[1], topk_ids.shape[1], x.dtype)
-    config = config_for(shape, x.shape[0], _gpu(x.device), hip=torch.version.hip is not None)
+    config = config_for(shape, x.shape[0], _gpu(x.device), hip=launch.backend() == "hip")
     return run(x, w13, w2, topk_weights, topk_ids, expert_map, shared_w13, shared_w2, shared_gate, config)
 
 
@@ -202,7 +203,7 @@ def planned(
     ids = (topk_ids, topk_ids.stride(0), topk_ids.stride(1), topk_ids if expert_map is None else expert_map)
     if config.tables or pairs > MOST_UNSORTED:
         routed = (pairs + min(experts, pairs) * (config.rows - 1)) // config.rows
-        order, table = _sorted(ids, pairs, experts, routed, sort, config.early, x.device)
+        order, table = _sorted(ids, pairs, experts, routed, sort, _early(config)["EARLY"], x.device)
         unsorted = 0
     else:
         routed, unsorted = pairs, max(64, triton.next_power_of_2(pairs))
@@ -273,7 +274,7 @@ def _aligned(width: int, *weights: Tensor) -> bool:
 
 
 def _early(config: Config) -> dict[str, Any]:
-    return {"EARLY": True, "launch_pdl": True} if config.early else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if config.early and launch.backend() == "cuda" else {"EARLY": False}
 
 
 def _launch(plan: Plan, tile: Tile, n: int, k: int) -> dict[str, Any]:
