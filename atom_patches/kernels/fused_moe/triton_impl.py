@@ -175,7 +175,7 @@ def run(
     plan = planned(x, w13, w2, topk_ids, expert_map, shared_w2, config)
     between = gate_up(plan, x, w13, shared_w13, config)
     parts = down(plan, between, w2, shared_w2, topk_weights, config)
-    return summed(plan, parts, x, shared_gate, out, config)
+    return summed(plan, parts, x, shared_gate, out)
 
 
 class Plan(NamedTuple):
@@ -184,6 +184,7 @@ class Plan(NamedTuple):
     ids: tuple[Tensor, int, int, Tensor]
     where: tuple[Any, ...]
     options: dict[str, Any]
+    early: dict[str, bool]
     tokens: int
     pairs: int
     rows: int
@@ -199,21 +200,22 @@ def planned(
     tokens, experts, top_k = x.shape[0], w13.shape[0], topk_ids.shape[1]
     pairs = tokens * top_k
     shared = 0 if shared_w2 is None else shared_w2.shape[1] // w2.shape[2]
+    early = _early(config)
     sort = {"TOP_K": top_k, "MAPPED": expert_map is not None, "BLOCK_M": config.rows}
     ids = (topk_ids, topk_ids.stride(0), topk_ids.stride(1), topk_ids if expert_map is None else expert_map)
     if config.tables or pairs > MOST_UNSORTED:
         routed = (pairs + min(experts, pairs) * (config.rows - 1)) // config.rows
-        order, table = _sorted(ids, pairs, experts, routed, sort, _early(config)["EARLY"], x.device)
+        order, table = _sorted(ids, pairs, experts, routed, sort, early["EARLY"], x.device)
         unsorted = 0
     else:
         routed, unsorted = pairs, max(64, triton.next_power_of_2(pairs))
         order = torch.empty(pairs * config.rows, dtype=torch.int32, device=x.device)
         table = torch.empty((3, pairs), dtype=torch.int32, device=x.device)
     blocks = routed + shared * triton.cdiv(tokens, config.rows)
-    options = sort | _early(config)
+    options = sort | early
     options |= {"PAIRS": unsorted, "SHARED": shared, "PRECISION": "ieee" if x.dtype == torch.float32 else None}
     where = (*ids, order, table, tokens, pairs, experts, routed, blocks)
-    return Plan(ids, where, options, tokens, pairs, pairs + shared * tokens, blocks, shared)
+    return Plan(ids, where, options, early, tokens, pairs, pairs + shared * tokens, blocks, shared)
 
 
 def gate_up(plan: Plan, x: Tensor, w13: Tensor, shared_w13: Tensor | None, config: Config) -> Tensor:
@@ -249,7 +251,7 @@ def down(
     return out
 
 
-def summed(plan: Plan, parts: Tensor, x: Tensor, shared_gate: Tensor | None, out: Tensor, config: Config) -> Tensor:
+def summed(plan: Plan, parts: Tensor, x: Tensor, shared_gate: Tensor | None, out: Tensor) -> Tensor:
     """Add up each token's rows into `out`."""
     hidden = x.shape[1]
     columns = min(1024, triton.next_power_of_2(hidden))
@@ -257,7 +259,7 @@ def summed(plan: Plan, parts: Tensor, x: Tensor, shared_gate: Tensor | None, out
     _sum[(plan.tokens, triton.cdiv(hidden, columns))](
         *plan.ids, parts, x, x.stride(0), x.stride(1), gate, gate.stride(0), out, plan.tokens, plan.pairs, hidden,
         TOP_K=plan.options["TOP_K"], MAPPED=plan.options["MAPPED"], SHARED=plan.shared, GATED=shared_gate is not None,
-        COLUMNS=columns, **_early(config), num_warps=4,
+        COLUMNS=columns, **plan.early, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -273,7 +275,7 @@ def _aligned(width: int, *weights: Tensor) -> bool:
     )
 
 
-def _early(config: Config) -> dict[str, Any]:
+def _early(config: Config) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if config.early and launch.backend() == "cuda" else {"EARLY": False}
 
 
@@ -304,7 +306,8 @@ def _sorted(
     chunks = triton.cdiv(pairs, CHUNK)
     counts = torch.empty((chunks + 1, bins), dtype=torch.int32, device=device)
     _count[(chunks,)](*ids, counts, pairs, **_without(sort), BINS=bins, CHUNK=CHUNK, num_warps=4)
-    _prefix[(triton.cdiv(bins, 16),)](counts, chunks, BINS=bins, COLUMNS=16, STEP=64, num_warps=4)
+    step = 64 if chunks <= 64 else 512
+    _prefix[(triton.cdiv(bins, 16),)](counts, chunks, BINS=bins, COLUMNS=16, STEP=step, num_warps=8)
     part = triton.next_power_of_2(triton.cdiv(blocks, chunks))
     _sort_many[(chunks,)](
         *ids, counts, order, table, pairs, blocks, chunks,
