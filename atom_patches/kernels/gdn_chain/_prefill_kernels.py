@@ -41,8 +41,7 @@ def convolve_kernel(
     slots,
     resumed,
     cu_seqlens,
-    unit,  # [QK_HEADS, T, K], the queries' heads before the keys'
-    values,  # [HV, T, V]
+    heads,  # [QK_HEADS, T, K], the queries' heads before the keys', and behind it [HV, T, V]
     num_seqs,
     total,
     eps,
@@ -91,7 +90,8 @@ def convolve_kernel(
     size = tl.where(is_value, V, K)
     column = tl.arange(0, BC)
     known = column < size
-    channel = tl.where(is_value, QK_HEADS * K + (head - QK_HEADS) * V, head * K) + column
+    before = tl.where(is_value, QK_HEADS * K + (head - QK_HEADS) * V, head * K)
+    channel = before + column
     # A thread takes RUN consecutive rows of its channels and keeps the window of past inputs in registers.
     start = tl.arange(0, ROWS // RUN) * RUN
     here = x + first * x_t + start[:, None] * x_t + channel[None, :] * x_d
@@ -123,9 +123,7 @@ def convolve_kernel(
         factors = factors + (factor[None, :],)
     if HAS_BIAS:
         offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
-    target = values + ((head - QK_HEADS).to(tl.int64) * total + first) * V
-    if not is_value:
-        target = unit + (head.to(tl.int64) * total + first) * K
+    target = heads + (before.to(tl.int64) * total + first * size)
     for i in tl.static_range(RUN):
         live = (first + start + i < end)[:, None] & known[None, :]
         window = window + (tl.load(here + i * x_t, mask=live, other=0.0).to(tl.float32),)
@@ -139,4 +137,4 @@ def convolve_kernel(
             y = silu(y, FAST)
         if not is_value:
             y *= tl.rsqrt(tl.sum(y * y, axis=1) + eps)[:, None]
-        tl.store(target + (start + i)[:, None] * size + column[None, :], y.to(values.dtype.element_ty), mask=live)
+        tl.store(target + (start + i)[:, None] * size + column[None, :], y.to(heads.dtype.element_ty), mask=live)

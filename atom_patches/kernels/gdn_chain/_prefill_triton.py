@@ -167,11 +167,10 @@ def convolve(
     total, channels = x.shape
     num_seqs, taps = slots.shape[0], weight.shape[1]
     key_heads = (channels - value_heads * value_size) // (2 * key_size)
-    unit = torch.empty(2 * key_heads, total, key_size, dtype=x.dtype, device=x.device)
-    values = torch.empty(value_heads, total, value_size, dtype=x.dtype, device=x.device)
+    memory = torch.empty(total * channels, dtype=x.dtype, device=x.device)
     convolve_kernel[(2 * key_heads + value_heads, total // rows + num_seqs)](
         x, weight, weight if bias is None else bias, state, slots, slots if resumed is None else resumed, cu_seqlens,
-        unit, values, num_seqs, total, eps, -1 if null_slot is None else null_slot,
+        memory, num_seqs, total, eps, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), *state.stride(),
         QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
         RUN=run, BC=max(padded(key_size), padded(value_size)), SINGLE=num_seqs == 1, HAS_BIAS=bias is not None,
@@ -179,5 +178,6 @@ def convolve(
         WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, WITH_UPDATE=update,
         num_warps=warps,  # type: ignore[call-arg]
     )  # fmt: skip
-    unit, values = unit.transpose(0, 1), values.transpose(0, 1)
+    unit, values = memory.split([2 * key_heads * total * key_size, value_heads * total * value_size])
+    unit, values = unit.view(-1, total, key_size).transpose(0, 1), values.view(-1, total, value_size).transpose(0, 1)
     return unit[:, :key_heads], unit[:, key_heads:], values
