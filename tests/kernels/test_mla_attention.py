@@ -248,8 +248,8 @@ def test_the_bytes_of_a_scaled_row() -> None:
 def test_any_write(provider: str, layout: str, data: st.DataObject, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     dtype = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
-    sizes = data.draw(st.sampled_from([(128, 16), (256, 8), (384, 24)] if layout == "packed" else [(48, 8), (300, 20)]))
-    page, count = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.integers(0, 9))
+    sizes = data.draw(st.sampled_from([(128, 16), (384, 24)] if layout == "packed" else [(48, 8), (300, 20)]))
+    page, count = data.draw(st.sampled_from([1, 6])), data.draw(st.integers(0, 9))
     latent, rope = rows_to_write(count + 1, sizes, dtype, seed)
     blocks = -(-count // page) + 1
     slots = torch.randperm(blocks * page, generator=generator)[: count + 1]
@@ -292,8 +292,8 @@ def test_any_ragged_batch(
         [queries for queries, _ in lengths],
         [queries + past if queries else past for queries, past in lengths],
         heads=data.draw(st.sampled_from([1, 3, 20])),
-        sizes=data.draw(st.sampled_from([(128, 16)] if layout == "packed" else [(16, 16), (64, 32)])),
-        page=data.draw(st.sampled_from([1, 6, 16, 64])),
+        sizes=(128, 16) if layout == "packed" else (64, 16),
+        page=data.draw(st.sampled_from([6, 64])),
         layout=layout,
         dtype=dtype,
         tail=data.draw(st.integers(0, 3)),
@@ -315,8 +315,8 @@ def test_any_choice_of_tokens(
         [queries for queries, _ in lengths],
         [past for _, past in lengths],
         heads=data.draw(st.sampled_from([1, 3, 20])),
-        sizes=data.draw(st.sampled_from([(128, 16)] if layout == "packed" else [(16, 16), (64, 32)])),
-        page=data.draw(st.sampled_from([1, 6, 16])),
+        sizes=(128, 16) if layout == "packed" else (64, 16),
+        page=data.draw(st.sampled_from([1, 6])),
         layout=layout,
         dtype=dtype,
         spread=data.draw(st.integers(1, 2)),

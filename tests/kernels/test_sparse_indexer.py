@@ -129,7 +129,7 @@ def test_the_bytes_of_a_block(power_of_two: bool) -> None:
 def test_write_at_the_size_of_deepseek(provider: str, power_of_two: bool) -> None:
     keys = keys_to_write(300, 128, seed=2)
     slots = torch.randperm(6 * 64, generator=torch.Generator().manual_seed(0))[:300]
-    slots[[5, 299]] = -1
+    slots[[5, 298]] = -1
     arguments = keys, slots.to(harness.DEVICE), poisoned_cache(6, 64, 128), power_of_two
     check(provider, INDEXER_CACHE_WRITE, arguments, EXACT)
 
@@ -138,7 +138,7 @@ def test_write_at_the_size_of_deepseek(provider: str, power_of_two: bool) -> Non
 @harness.examples(12)
 @given(st.data(), st.integers(0, 9), st.booleans(), st.integers(0, 2**31))
 def test_any_write(provider: str, data: st.DataObject, count: int, power_of_two: bool, seed: int) -> None:
-    size, page = data.draw(st.sampled_from([4, 32, 100, 128])), data.draw(st.sampled_from([1, 4, 64]))
+    size, page = data.draw(st.sampled_from([4, 100])), data.draw(st.sampled_from([1, 12]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
     keys = keys_to_write(count + 2, size + 3, seed, dtype)[: count + 1, 3:]
     blocks = -(-count // page) + 1
@@ -174,7 +174,7 @@ def test_gather(provider: str, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("provider", GENERAL)
 @harness.examples(8)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=140), st.sampled_from([1, 4, 64]), st.integers(1, 2))
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=140), st.sampled_from([1, 6]), st.integers(1, 2))
 def test_any_gather(provider: str, lengths: list[int], page: int, spread: int) -> None:
     batch = Requests(lengths[:5] + [min(x, 1) for x in lengths[5:]], page=page, spread=spread)
     total = sum(batch.lengths)
@@ -220,7 +220,7 @@ def test_the_reference_is_the_formula() -> None:
 @given(st.data(), st.integers(0, 40), st.integers(0, 70), st.integers(0, 2**31))
 def test_any_ragged_logits(provider: str, data: st.DataObject, rows: int, columns: int, seed: int) -> None:
     """Keys that no range holds, and queries without a range, are NaN."""
-    heads, size = data.draw(st.sampled_from([1, 3, 32])), data.draw(st.sampled_from([4, 32, 128]))
+    heads, size = data.draw(st.sampled_from([1, 3, 40])), data.draw(st.sampled_from([4, 32]))
     generator = torch.Generator().manual_seed(seed)
     q, weights = queries(rows, heads, size, seed)
     edges = torch.randint(0, columns + 1, (rows, 2), generator=generator).sort(1).values.int()
@@ -241,7 +241,7 @@ def test_any_ragged_logits(provider: str, data: st.DataObject, rows: int, column
 @given(st.data(), st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_any_paged_logits(provider: str, data: st.DataObject, lengths: list[int], seed: int) -> None:
     """As many queries a request as come, padding among them, in rows longer than any request."""
-    page, heads = data.draw(st.sampled_from([1, 4, 64])), data.draw(st.sampled_from([1, 3, 32]))
+    page, heads = data.draw(st.sampled_from([6, 64])), data.draw(st.sampled_from([1, 3, 32]))
     batch = Requests(lengths, page=page, seed=seed, spread=data.draw(st.integers(1, 2)))
     owners = data.draw(st.lists(st.integers(-1, len(lengths) - 1), max_size=6))
     seen = [data.draw(st.integers(0, lengths[owner])) if owner >= 0 else 5 for owner in owners]
@@ -377,9 +377,9 @@ def test_long_rows(provider: str, rows: int) -> None:
 
 @pytest.mark.parametrize("provider", ["torch", *GENERAL])
 @harness.examples(15)
-@given(st.data(), st.integers(0, 5), st.integers(0, 20), st.integers(0, 2**31))
+@given(st.data(), st.integers(0, 5), st.integers(0, 16), st.integers(0, 2**31))
 def test_positions_to_slots(provider: str, data: st.DataObject, rows: int, count: int, seed: int) -> None:
-    page, blocks = data.draw(st.sampled_from([1, 3, 64])), data.draw(st.integers(1, 6))
+    page, blocks = data.draw(st.sampled_from([1, 6])), data.draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(seed)
     table = torch.randint(0, 50, (max(rows, 3), blocks), generator=generator).int()
     indices = torch.randint(-2, (blocks + 1) * page, (rows, count), generator=generator).int()

@@ -52,12 +52,12 @@ def _named(names, winners, lane, base, stop, held, k, MERGE: tl.constexpr):
 
 @triton.jit
 def select(
-    logits, candidates, start, end, out, k, row_stride, column_stride, start_stride, end_stride, parts,
-    HAS_START: tl.constexpr, MERGE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    logits, candidates, start, end, out, k, step, row_stride, column_stride, start_stride, end_stride, parts,
+    HAS_START: tl.constexpr, MERGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The winners of one part of one row into out[row, part, :k], counted from the row's start.
 
-    A part is at least STEP (= BLOCK - k) values. With MERGE, the values are those that the `parts` parts of
+    A part is at least `step` (BLOCK - k) values. With MERGE, the values are those that the `parts` parts of
     `candidates` name, and the program takes them all.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -66,7 +66,7 @@ def select(
     if HAS_START:
         first = tl.load(start + row * start_stride)
     length = tl.maximum(tl.load(end + row * end_stride) - first, 0)
-    size = tl.maximum(tl.cdiv(length, parts), STEP)
+    size = tl.maximum(tl.cdiv(length, parts), step)
     line = logits + row * row_stride + first.to(tl.int64) * column_stride if HAS_START else logits + row * row_stride
     if MERGE:
         winners = out + row * k
@@ -80,7 +80,7 @@ def select(
         stop = tl.minimum(begin + size, length)
     lane = tl.arange(0, BLOCK)
     held = 0
-    for base in range(begin, stop, STEP):
+    for base in range(begin, stop, step):
         index, inside = _named(names, winners, lane, base, stop, held, k, MERGE)
         x = tl.load(line + index.to(tl.int64) * column_stride, mask=inside, other=float("-inf"))
         rank = _order(x, inside)

@@ -134,11 +134,11 @@ def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stab
     strides = (*logits.stride(), 0 if start is None else start.stride(0), end.stride(0))
     meta = {"HAS_START": start is not None, "BLOCK": block, "num_warps": warps}
     if parts == 1:
-        _topk.select[(rows, 1)](logits, out, start, end, out, k, *strides, 1, MERGE=False, STEP=step, **meta)
+        _topk.select[(rows, 1)](logits, out, start, end, out, k, step, *strides, 1, MERGE=False, **meta)
         return out
     found = torch.empty(rows, parts, k, dtype=torch.int32, device=logits.device)
-    _topk.select[(rows, parts)](logits, found, start, end, found, k, *strides, parts, MERGE=False, STEP=step, **meta)
-    _topk.select[(rows, 1)](logits, found, start, end, out, k, *strides, parts, MERGE=True, STEP=step, **meta)
+    _topk.select[(rows, parts)](logits, found, start, end, found, k, step, *strides, parts, MERGE=False, **meta)
+    _topk.select[(rows, 1)](logits, found, start, end, out, k, step, *strides, parts, MERGE=True, **meta)
     return out
 
 
