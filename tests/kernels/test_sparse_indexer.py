@@ -237,6 +237,17 @@ def test_any_ragged_logits(provider: str, data: st.DataObject, rows: int, column
 
 
 @pytest.mark.parametrize("provider", GENERAL)
+def test_ranges_that_begin_and_end_at_the_edges_of_tiles(provider: str) -> None:
+    edges = [0, 31, 32, 33, 127, 128, 129, 160]
+    for low in edges[:-1]:
+        q, weights = queries(len(edges), 2, 32, seed=low)
+        key = torch.randn(160, 32, generator=torch.Generator().manual_seed(low)).to(FP8).to(harness.DEVICE)
+        scale = torch.ones(160, device=harness.DEVICE)
+        start = on_device([low] * len(edges))
+        check(provider, INDEXER_LOGITS, (q, key, scale, weights, start, on_device(edges)), SUMS)
+
+
+@pytest.mark.parametrize("provider", GENERAL)
 @harness.examples(5)
 @given(st.data(), st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_any_paged_logits(provider: str, data: st.DataObject, lengths: list[int], seed: int) -> None:
@@ -356,6 +367,18 @@ def test_equal_values_across_parts(provider: str, rows: int) -> None:
         patch.setattr(triton_impl, "LARGEST_BLOCK", 64)
         found = triton_impl.topk_indices(logits, None, on_device([300] * rows), 20, True)
     assert found.tolist() == [list(range(20))] * rows
+
+
+@pytest.mark.parametrize("provider", ["torch", *GENERAL])
+@pytest.mark.parametrize("k", [3, 8])
+def test_what_cannot_be_taken_leaves_its_place_empty(provider: str, k: int) -> None:
+    logits = torch.full((2, 40), -math.inf, device=harness.DEVICE)
+    logits[:, 5:9] = math.nan
+    logits[0, [3, 30, 37]] = torch.tensor([-3e38, 0.5, -1.0], device=harness.DEVICE)
+    call = logits, None, on_device([40, 40]), k, True
+    check(provider, TOPK_INDICES, call, EXACT)
+    found = registry.implementation(TOPK_INDICES, provider)(*call).tolist()
+    assert found == [[3, 30, 37] + [-1] * (k - 3), [-1] * k]
 
 
 @pytest.mark.skipif(not harness.GPU, reason="rows of 160,000 columns are too slow without a GPU")
