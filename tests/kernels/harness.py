@@ -44,9 +44,9 @@ def providers(operation: Operation) -> list[str]:
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """Hypothesis settings for a test that interprets kernels: `count` examples, twice as many on a GPU."""
+    """Hypothesis settings for a test that interprets or compiles kernels: `count` examples, always the same ones."""
     return settings(
-        max_examples=count * 2 if GPU else count,
+        max_examples=count,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
