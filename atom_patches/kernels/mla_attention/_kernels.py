@@ -107,12 +107,13 @@ def dense(
     rows, sequences, heads, scale, q_token, q_head, table_row, table_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows are (token, head) pairs, head fastest; block b of the grid is found in the sequence whose blocks, counted
     from cu_seqlens * heads // ROWS + its number, hold it. The rows after the last sequence are one without keys."""
     here = tl.program_id(0)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     before = 0
     for first in range(0, sequences + 1, 128):
         number = first + tl.arange(0, 128)
@@ -136,7 +137,7 @@ def dense(
     last_token = (tl.minimum(block_begin + ROWS, row_end) - 1) // heads
     end = length - (token_end - last_token).to(tl.int32) + 1
     end = tl.where(real, tl.maximum(end, 0), 0)
-    part = tl.cdiv(tl.cdiv(end, KEYS), SPLITS) * KEYS
+    part = tl.cdiv(tl.cdiv(end, KEYS), splits) * KEYS
     begin = split * part
     end = tl.minimum(begin + part, end)
 
@@ -176,7 +177,7 @@ def dense(
             visible, factor, L, R, WIDTH, LAYOUT,
         )  # fmt: skip
     place = split * rows + row
-    written = (SPLITS == 1) | (begin < end)
+    written = (splits == 1) | (begin < end)
     _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
 
 
@@ -187,19 +188,20 @@ def sparse(
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
     COUNT: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token, a block of its heads, a part of its slots up to the last one in use."""
     blocks = tl.cdiv(heads, ROWS)
     token = (tl.program_id(0) // blocks).to(tl.int64)
     head = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     mine = head < heads
     line = indices + token * indices_row
     every = tl.arange(0, COUNT)
     filled = tl.load(line + every * indices_column, mask=every < count, other=-1) >= 0
     end = tl.max(tl.where(filled, every + 1, 0))
-    part = tl.cdiv(tl.cdiv(end, KEYS), SPLITS) * KEYS
+    part = tl.cdiv(tl.cdiv(end, KEYS), splits) * KEYS
     begin = split * part
     end = tl.minimum(begin + part, end)
 
@@ -224,7 +226,7 @@ def sparse(
             block * rope_block + place * rope_place, used, used[None, :], factor, L, R, WIDTH, LAYOUT,
         )  # fmt: skip
     place = split * rows + token * heads + head
-    written = (SPLITS == 1) | (begin < end)
+    written = (splits == 1) | (begin < end)
     _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
 
 

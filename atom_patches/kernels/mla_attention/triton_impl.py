@@ -190,7 +190,6 @@ def _meta(config: _Config) -> dict[str, int]:
     return {
         "ROWS": config.rows,
         "KEYS": config.keys,
-        "SPLITS": config.splits,
         "STAGES": config.stages,
         "num_warps": config.warps,
         "num_stages": config.stages,
