@@ -76,6 +76,8 @@ def _tiles(rows: int, halves: int) -> Iterator[Tile]:
                     yield Tile(n, k, 8, stages[0])
                 if n >= 64:
                     yield from (Tile(n, k, 4, stage, swap=True) for stage in stages)
+                if k == 128:
+                    yield from (Tile(n, k, 4, 3, group=group) for group in (8, 64))
         if halves == 1:
             for n, wide in ((32, 4), (32, 8), (64, 2), (64, 4), (64, 8), (128, 2), (128, 4)):
                 for k, stages in ((64, (4, 6)), (128, (3, 4, 5)), (256, (2, 3, 4)), (512, (2, 3))):

@@ -146,6 +146,18 @@ def test_of_equal_experts_the_first_is_taken(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", [name for name in ROUTERS if name != "engine"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_of_equal_groups_the_first_is_taken(provider: str, biased: bool) -> None:
+    logits = torch.zeros(2, 12, device=harness.DEVICE)
+    logits[1, 5] = logits[1, 10] = 1.0
+    bias = torch.zeros(12, device=harness.DEVICE) if biased else None
+    arguments = (logits, 4, "sigmoid", True, bias, 4, 2, 1.0)
+    harness.check(MOE_ROUTING, provider, arguments, tolerance=ROUTING_TOLERANCE["float32"])
+    _, ids = MOE_ROUTING.reference(*arguments)
+    assert ids.tolist() == [[0, 1, 2, 3], [5, 10, 3, 4]]
+
+
+@pytest.mark.parametrize("provider", [name for name in ROUTERS if name != "engine"])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_scores_that_are_not_numbers_count_as_zero(provider: str, scoring: str) -> None:
     logits = apart(4, 16, 8)
@@ -248,6 +260,11 @@ def draw(
     )  # fmt: skip
 
 
+def served(provider: str) -> tuple[str, int, int]:
+    """A dtype, an expert's width and a hidden size that the provider serves: the strictest, the smallest."""
+    return ("bfloat16", 64, 128) if provider == "engine" else ("float32", 16, 32)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_reference_is_the_formula(ranks: int, gated: bool) -> None:
@@ -296,15 +313,17 @@ def test_every_provider(
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("tokens", [1, 3, 21])
 def test_experts_of_one_rank(provider: str, tokens: int) -> None:
-    arguments = draw(tokens, experts=4, ranks=3, top_k=3, shared=1, seed=1)
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    dtype, width, hidden = served(provider)
+    arguments = draw(tokens, 4, 3, width, hidden, dtype, ranks=3, shared=1, seed=1)
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("tokens", [7, 37])
 def test_all_tokens_on_the_same_experts(provider: str, tokens: int) -> None:
-    arguments = draw(tokens, skew=True, shared=1, seed=2)
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    dtype, width, hidden = served(provider)
+    arguments = draw(tokens, 6, 2, width, hidden, dtype, skew=True, shared=1, seed=2)
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("provider", NO_PADDING)

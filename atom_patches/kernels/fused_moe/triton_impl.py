@@ -282,8 +282,7 @@ def _early(config: Config) -> dict[str, bool]:
 def _launch(plan: Plan, tile: Tile, n: int, k: int) -> dict[str, Any]:
     return {
         "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "SWAP": tile.swap, "EVEN_N": n % tile.n == 0,
-        "EVEN_K": k % tile.k == 0, "HALVE": tile.halve and not plan.options["PAIRS"], "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "EVEN_K": k % tile.k == 0, "HALVE": tile.halve and not plan.options["PAIRS"], "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
 
 
@@ -716,8 +715,8 @@ def _sum(
     for j in tl.static_range(TOP_K):
         pair = token * TOP_K + j
         expert = _expert_of(pair, True, ids, ids_row, ids_column, expert_map, TOP_K, MAPPED)
-        at = parts + pair.to(tl.int64) * hidden + column
-        total += tl.load(at, mask=inside & (expert >= 0), other=0.0).to(tl.float32)
+        part = tl.load(parts + pair.to(tl.int64) * hidden + column, mask=inside, other=0.0)
+        total += tl.where(expert >= 0, part.to(tl.float32), 0.0)  # the load does not wait for the look-up
     if SHARED > 0:
         extra = tl.zeros((COLUMNS,), dtype=tl.float32)
         for j in tl.static_range(SHARED):
