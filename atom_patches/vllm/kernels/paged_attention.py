@@ -78,7 +78,7 @@ def paged_attention(
     padded: bool,
 ) -> tuple[Tensor, Tensor]:
     rows, heads, size = q.shape
-    if not rows or not seq_lens_k.numel():
+    if not rows or not seq_lens_k.numel() or not max_seqlen_q or not max_seqlen_k:
         return q.new_zeros(q.shape), _no_keys(rows, heads, q.device)
     version = _version(size)
     out, lse = fa_utils.flash_attn_varlen_func(  # pyright: ignore[reportPrivateImportUsage]
