@@ -314,25 +314,27 @@ def test_every_provider(operation: registry.Operation, provider: str, dtype: str
 
 
 def simple(lengths: list[int], channels: int = 24, taps: int = 4) -> dict[registry.Operation, tuple[Any, ...]]:
-    """Arguments of every operator for sequences of these lengths, in slots 1, 2, ..."""
+    """Arguments of every operator for sequences of these lengths, in slots 1, 2, ..., the first of each pair resumed
+    and with one accepted token, the other fresh and with two."""
     gen = torch.Generator().manual_seed(len(lengths))
     device, seqs, rows = harness.DEVICE, len(lengths), sum(lengths)
     x = torch.randn(rows, channels, generator=gen).to(device)
     head = (x, torch.randn(channels, taps, generator=gen).to(device), torch.randn(channels, generator=gen).to(device))
     state = torch.randn(max(rows, seqs) + 1, taps + 3, channels, generator=gen).to(device).mT
     cu = torch.tensor([0, *lengths], device=device).cumsum(0)
-    slots, ones = torch.arange(1, seqs + 1, device=device), torch.ones(seqs, dtype=torch.int32, device=device)
+    slots = torch.arange(1, seqs + 1, device=device)
+    resumed, accepted = slots % 2 == 1, (slots + 1) % 2 + 1
     halo = torch.randn(seqs, taps - 1, channels, generator=gen).to(device)
     return {
-        CAUSAL_CONV1D: (*head, cu, state, slots, ones.bool(), "silu", 0),
+        CAUSAL_CONV1D: (*head, cu, state, slots, resumed, "silu", 0),
         CAUSAL_CONV1D_HALO: (*head, cu, halo, "silu"),
         CAUSAL_CONV1D_UPDATE: (*head, state, torch.arange(1, rows + 1, device=device), "silu", 0),
-        CAUSAL_CONV1D_VERIFY: (*head, cu, state, slots, ones, "silu", 0),
+        CAUSAL_CONV1D_VERIFY: (*head, cu, state, slots, accepted, "silu", 0),
     }
 
 
 @pytest.mark.parametrize(("operation", "provider"), PROVIDED)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1, 2] * 5], ids=["none", "empty", "three-empty", "ten"])
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1, 2, 5] * 3], ids=["none", "empty", "three-empty", "nine"])
 def test_no_rows_and_many_sequences(
     operation: registry.Operation, provider: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,12 +348,30 @@ def test_no_rows_and_many_sequences(
 
 
 @pytest.mark.parametrize(("operation", "provider"), PROVIDED)
+def test_sequences_of_several_blocks(operation: registry.Operation, provider: str) -> None:
+    """Blocks that start inside a sequence, and several blocks of channels."""
+    if operation in (CAUSAL_CONV1D, CAUSAL_CONV1D_HALO):
+        arguments = simple([40, 19], channels=260)[operation]
+        harness.check(operation, provider, arguments, tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(("operation", "provider"), PROVIDED)
 def test_slot_zero_is_real_where_no_slot_is_null(operation: registry.Operation, provider: str) -> None:
     if operation is CAUSAL_CONV1D_HALO:
         return
     arguments = list(simple([3, 1])[operation])
     position = 4 if operation is CAUSAL_CONV1D_UPDATE else 5
     arguments[position], arguments[-1] = arguments[position] - 1, None
+    harness.check(operation, provider, tuple(arguments), tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(("operation", "provider"), [p for p in PROVIDED if p.values[1] != "engine"])
+def test_padding(operation: registry.Operation, provider: str) -> None:
+    """Padding of both kinds between real sequences."""
+    arguments = list(simple([1, 1, 1, 1, 1])[operation])
+    if operation is not CAUSAL_CONV1D_HALO:
+        slots = arguments[4 if operation is CAUSAL_CONV1D_UPDATE else 5]
+        slots[1], slots[3] = 0, -1
     harness.check(operation, provider, tuple(arguments), tolerance=TOLERANCE["float32"])
 
 

@@ -222,6 +222,16 @@ def test_an_early_launch_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize("provider", [p for p in PROVIDERS if p != "engine"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padding(provider: str, transposed: bool) -> None:
+    """Rows and drafts of padding between real ones."""
+    inputs = Inputs([3, 0, 1, -1], k=7, v=9, transposed=transposed)
+    harness.check(GDN_DECODE, provider, inputs.arguments, tolerance=TOLERANCE["float32"])
+    drafts = inputs.drafts([0, 2, 3, 4], [[1, 2], [0, 0], [4, 3]], [2, 1, 1])
+    harness.check(GDN_VERIFY, provider, drafts, tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p != "engine"])
 def test_slot_zero_is_real_where_no_slot_is_null(provider: str) -> None:
     arguments = Inputs([0, 3]).arguments
     harness.check(GDN_DECODE, provider, (*arguments[:-1], None), tolerance=TOLERANCE["float32"])

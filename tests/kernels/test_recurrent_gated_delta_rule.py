@@ -220,6 +220,18 @@ def test_a_decay_to_nothing(provider: str) -> None:
     harness.check(RECURRENT_GATED_DELTA_RULE, provider, inputs.step([1, 3]), tolerance=TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("provider", [p for p in harness.providers(RECURRENT_GATED_DELTA_RULE) if p != "engine"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padding(provider: str, transposed: bool) -> None:
+    """Rows and drafts of padding between real ones, and drafts whose second state has no slot."""
+    inputs = Inputs(8, k=7, v=9, transposed=transposed)
+    harness.check(
+        RECURRENT_GATED_DELTA_RULE, provider, inputs.step([3, 0, 1, -1, 7, 2, 4, 0]), tolerance=TOLERANCE["float32"]
+    )
+    arguments = inputs.draft([0, 2, 4, 6, 8], [[1, 2], [0, 0], [4, -1], [5, 0]], [2, 1, 1, 1])
+    harness.check(VERIFY_GATED_DELTA_RULE, provider, arguments, tolerance=TOLERANCE["float32"])
+
+
 def test_as_torch_sees_it() -> None:
     inputs = Inputs(3)
     harness.opcheck(RECURRENT_GATED_DELTA_RULE, inputs.step([1, 0, 3]))

@@ -212,11 +212,12 @@ def _prefill(
     (rows, channels), taps, seqs = x.shape, weight.shape[1], cu_seqlens.shape[0] - 1
     block_t, block_d, warps = prefill_config(rows, channels)
     block_t = max(block_t, taps - 1)  # only a sequence's first block reaches back behind its beginning
-    # See _find_block: every sequence, and the rows before and behind all of them, may need one block more.
-    grid = (rows // block_t + seqs + 2, triton.cdiv(channels, block_d))
-    _prefill_kernel[grid](
+    # See _find_block: every sequence, and the rows before and behind all of them, may need one block more. Programs in
+    # a row take the same rows' channels, which lie side by side in memory.
+    columns = triton.cdiv(channels, block_d)
+    _prefill_kernel[((rows // block_t + seqs + 2) * columns,)](
         x, weight, bias, output, past, last, slots, resumed, cu_seqlens,
-        rows, seqs, channels, -1 if null_slot is None else null_slot,
+        rows, seqs, channels, columns, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), _stride(bias), *past.stride(), *last.stride(),
         0 if slots is None else slots.stride(0), 0 if resumed is None else resumed.stride(0), cu_seqlens.stride(0),
         POOLED=slots is not None, TAPS=taps, SILU=activation is not None, BLOCK_T=block_t, BLOCK_D=block_d,
@@ -253,14 +254,14 @@ def _activated(y, SILU: tl.constexpr):
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
 def _prefill_kernel(
     x, weight, bias, output, past, last, slots, resumed, cu_seqlens,
-    num_rows, num_seqs, channels, null_slot,
+    num_rows, num_seqs, channels, columns, null_slot,
     x_row, x_channel, weight_channel, weight_tap, bias_channel,
     past_slot, past_channel, past_time, last_slot, last_channel, last_time, slots_stride, resumed_stride, cu_stride,
     POOLED: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEARCH: tl.constexpr,
 ):  # fmt: skip
     sequence, start, end, number = _find_block(
-        cu_seqlens, cu_stride, num_seqs, num_rows, tl.program_id(0), BLOCK_T, SEARCH
+        cu_seqlens, cu_stride, num_seqs, num_rows, tl.program_id(0) // columns, BLOCK_T, SEARCH
     )
     length = end - start
     owned = (sequence >= 0) & (sequence < num_seqs)
@@ -276,7 +277,7 @@ def _prefill_kernel(
             return
         slot = sequence.to(tl.int64)
 
-    channel = (tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
+    channel = (tl.program_id(0) % columns * BLOCK_D + tl.arange(0, BLOCK_D)).to(tl.int64)
     inside = channel < channels
     y_at = output + (start + begin) * channels + channel
     if not owned:
