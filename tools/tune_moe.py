@@ -1,8 +1,8 @@
 """Measure the tile sizes of `fused_moe` on this machine's GPU, for one model's experts.
 
     python tools/tune_moe.py [--experts 256] [--intermediate 512] [--hidden 2048] [--top-k 8] [--dtype bfloat16]
-                             [--tokens 1,16,64,256,1024,4096,16384] [--jobs N] [--out FOLDER] [--compile-only]
-
+    python tools/tune_moe.py [--experts 256] [--intermediate 512] [--hidden 2048] [--top-k 8] [--dtype bfloat16]
+                             [--tokens 1,4,16,64,...] [--jobs N] [--out FOLDER] [--compile-only]
 Candidates are compiled by several processes into Triton's cache first. Then the two products are timed apart, for each
 number of rows of a block, on weights that the second-level cache does not hold, and the best pairs are timed as a
 whole: with and without the sort, and with and without the early start of the next kernel. The result goes to
@@ -119,7 +119,7 @@ def _fits(tile: Tile, rows: int, halves: int, shape: Shape, columns: int, backen
 def candidates(shape: Shape, tokens: int, backend: str) -> list[Config]:
     """Every configuration that is compiled for a batch of that size."""
     tables = not _may_search(shape, tokens)
-    found = [tuned.default(shape, tokens, hip=backend == "hip")]
+    found = [tuned.default(shape, tokens, hip=backend == "hip", shared_memory=SHARED_MEMORY[backend])]
     for rows in row_counts(shape, tokens):
         for first, second in tiles(rows, shape, backend):
             found.append(Config(rows, tables, first, second))
@@ -208,7 +208,7 @@ class Batch:
         self.backend = "cuda" if torch.version.hip is None else "hip"
         self.sets = max(2, min(16, 256 // max(1, tokens)))
         self.calls = [arguments(shape, tokens, weights[0].device, seed, weights) for seed in range(self.sets)]
-        self.usual = tuned.default(shape, tokens, hip=self.backend == "hip")
+        self.usual = tuned.default(shape, tokens, hip=self.backend == "hip", shared_memory=SHARED_MEMORY[self.backend])
 
     def finalists(self, failed: set[Config]) -> list[Config]:
         """The best tiles of the two products, put together, in every way to run them."""
@@ -322,7 +322,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=bench.HIDDEN)
     parser.add_argument("--top-k", type=int, default=bench.TOP_K)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
-    parser.add_argument("--tokens", default="1,16,64,256,1024,4096,16384")
+    parser.add_argument("--tokens", default="1,4,16,64,128,256,512,1024,2048,4096,16384")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=tuned.CONFIGS)
     parser.add_argument("--compile-only", action="store_true", help="for compute capability 9 where there is no GPU")

@@ -442,7 +442,7 @@ def test_kernels_that_start_early_wait(tokens: int) -> None:
     triton_impl = importlib.import_module("atom_patches.kernels.fused_moe.triton_impl")
     for seed in range(3):
         arguments = draw(tokens, 64, 8, 128, 256, "bfloat16", shared=1, gated=True, seed=seed)
-        plain = tuned.default(Shape(64, 128, 256, 8, torch.bfloat16), tokens, hip=False)
+        plain = tuned.default(Shape(64, 128, 256, 8, torch.bfloat16), tokens, hip=False, shared_memory=99 << 10)
         expected = triton_impl.run(*arguments, plain)
         for _ in range(5):
             assert torch.equal(triton_impl.run(*arguments, replace(plain, early=True)), expected)
@@ -480,13 +480,28 @@ def test_the_nearest_measured_batch_serves(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tuned, "CONFIGS", tmp_path)
     tuned._measured.cache_clear()
     try:
+
+        def chosen(shape: Shape, tokens: int, gpu: str = "NVIDIA H200") -> Config:
+            return tuned.config_for(shape, tokens, gpu, hip=False, shared_memory=232448)
+
         for tokens, config in ((1, few), (16, few), (127, few), (129, many), (16384, many)):
-            assert tuned.config_for(shape, tokens, "NVIDIA H200", hip=False) == config
-        assert tuned.config_for(shape, 16, "Other", hip=False) == tuned.default(shape, 16, hip=False)
-        other = replace(shape, top_k=4)
-        assert tuned.config_for(other, 16, "NVIDIA H200", hip=False) == tuned.default(other, 16, hip=False)
+            assert chosen(shape, tokens) == config
+        usual = tuned.default(shape, 16, hip=False, shared_memory=232448)
+        assert chosen(shape, 16, "Other") == usual != few
+        assert chosen(replace(shape, top_k=4), 16) == usual
     finally:
         tuned._measured.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared_memory", [65536, 99 << 10, 163 << 10, 227 << 10])
+def test_what_was_not_measured_fits_into_shared_memory(dtype: str, shared_memory: int) -> None:
+    shape = Shape(256, 512, 2048, 8, DTYPES[dtype])
+    for tokens in (1, 16, 64, 500, 1024, 4096, 16384):
+        config = tuned.default(shape, tokens, hip=shared_memory == 65536, shared_memory=shared_memory)
+        for tile, halves in ((config.first, 2), (config.second, 1)):
+            stage = (tile.n * halves + config.rows) * tile.k * shape.dtype.itemsize
+            assert stage * tile.stages <= shared_memory
 
 
 def test_measured_files_are_for_the_shape_that_they_name() -> None:

@@ -35,6 +35,9 @@ COUNTED = 4096
 CHUNK = 256
 """Pairs of one program of the sort of many."""
 
+HOPPER_MEMORY, HIP_MEMORY = 232448, 65536
+"""Bytes of shared memory of one program: compute capability 9, which is compiled for without a GPU; CDNA 3."""
+
 FLOAT_PARTS = 1 << 22
 """Values up to which the rows that are still to be summed are float32: there the weights' bytes hide them."""
 
@@ -155,13 +158,19 @@ def fused_moe(
     shared_w13: Tensor | None, shared_w2: Tensor | None, shared_gate: Tensor | None,
 ) -> Tensor:  # fmt: skip
     shape = Shape(w13.shape[0], w2.shape[2], x.shape[1], topk_ids.shape[1], x.dtype)
-    config = config_for(shape, x.shape[0], _gpu(x.device), hip=launch.backend() == "hip")
+    gpu, shared_memory = _gpu(x.device)
+    hip = launch.backend() == "hip"
+    config = config_for(shape, x.shape[0], gpu, hip=hip, shared_memory=HIP_MEMORY if hip else shared_memory)
     return run(x, w13, w2, topk_weights, topk_ids, expert_map, shared_w13, shared_w2, shared_gate, config)
 
 
 @functools.cache
-def _gpu(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+def _gpu(device: torch.device) -> tuple[str, int]:
+    """The device's name, and the bytes of shared memory that a program can have."""
+    if device.type != "cuda":
+        return "", HOPPER_MEMORY
+    found = torch.cuda.get_device_properties(device)
+    return found.name, getattr(found, "shared_memory_per_block_optin", HOPPER_MEMORY)
 
 
 def run(
@@ -282,7 +291,8 @@ def _early(config: Config) -> dict[str, bool]:
 def _launch(plan: Plan, tile: Tile, n: int, k: int) -> dict[str, Any]:
     return {
         "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "SWAP": tile.swap, "EVEN_N": n % tile.n == 0,
-        "EVEN_K": k % tile.k == 0, "HALVE": tile.halve and not plan.options["PAIRS"], "num_warps": tile.warps, "num_stages": tile.stages,
+        "EVEN_K": k % tile.k == 0, "HALVE": tile.halve and not plan.options["PAIRS"],
+        "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,16 @@ class Shape:
         return f"E{self.experts}_I{self.intermediate}_H{self.hidden}_k{self.top_k}_{dtype_name(self.dtype)}.json"
 
 
-def config_for(shape: Shape, tokens: int, gpu: str, *, hip: bool) -> Config:
-    """The configuration for `tokens` tokens on a GPU of that name ("" where none is known)."""
+def config_for(shape: Shape, tokens: int, gpu: str, *, hip: bool, shared_memory: int) -> Config:
+    """The configuration for `tokens` tokens on a GPU of that name ("" where none is known).
+
+    Args:
+        shared_memory: bytes that one program can have.
+    """
     measured = _measured(gpu.replace(" ", "_"), shape) if gpu else {}
     if measured:
         return measured[min(measured, key=lambda count: (abs(math.log(count / max(1, tokens))), count))]
-    return default(shape, tokens, hip=hip)
+    return default(shape, tokens, hip=hip, shared_memory=shared_memory)
 
 
 @functools.cache
@@ -105,8 +109,7 @@ def _measured(folder: str, shape: Shape) -> dict[int, Config]:
     return {int(count): Config.from_json(entry["config"]) for count, entry in tokens.items()}
 
 
-@functools.cache
-def default(shape: Shape, tokens: int, *, hip: bool) -> Config:
+def default(shape: Shape, tokens: int, *, hip: bool, shared_memory: int) -> Config:
     """What fits the mean number of rows of an expert, where nothing was measured.
 
     Few rows: the weights' bytes decide, so many narrow programs with deep pipelines; many: wide tiles.
@@ -114,16 +117,22 @@ def default(shape: Shape, tokens: int, *, hip: bool) -> Config:
     pairs = tokens * shape.top_k
     mean = pairs / shape.experts
     rows = 16 if mean <= 12 else 32 if mean <= 24 else 64 if mean <= 64 else 128
-    tables = pairs > MOST_UNSORTED
     if shape.dtype == torch.float32:
-        rows = min(rows, 32)
-        return Config(rows, tables, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
-    if rows <= 32:
-        first, second = Tile(64 if tokens > 1 else 32, 128, 4, 3), Tile(128 if tokens > 1 else 64, 128, 4, 3)
+        rows, first, second = min(rows, 32), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)
+    elif hip:
+        warps = 8 if rows == 128 else 4
+        first, second = Tile(64, 64, warps, 2), Tile(128, 64, warps, 2)
+    elif rows <= 32:
+        first, second = Tile(64 if tokens > 1 else 32, 128, 4, 3), Tile(64, 128, 4, 3)
     elif rows == 64:
-        first, second = Tile(64, 64, 4, 3), Tile(128, 64, 4, 3)
+        first, second = Tile(64, 64, 4, 4), Tile(128, 64, 4, 3)
     else:
-        first, second = Tile(128, 64, 8, 3, halve=True), Tile(128, 64, 8, 3, halve=True)
-    if hip:
-        first, second = Tile(64, 64, first.warps, 2), Tile(128, 64, second.warps, 2)
-    return Config(rows, tables, first, second)
+        first, second = Tile(128, 64, 8, 4, halve=True), Tile(256, 64, 8, 4, halve=True, wide=2)
+    first = _fitted(first, (2 * first.n + rows) * first.k * shape.dtype.itemsize, shared_memory)
+    second = _fitted(second, (second.n + rows) * second.k * shape.dtype.itemsize, shared_memory)
+    return Config(rows, pairs > MOST_UNSORTED, first, second)
+
+
+def _fitted(tile: Tile, stage: int, shared_memory: int) -> Tile:
+    """The tile with no more stages, of `stage` bytes each, than there is memory for."""
+    return replace(tile, stages=max(1, min(tile.stages, shared_memory // stage)))
