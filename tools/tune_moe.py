@@ -1,8 +1,8 @@
 """Measure the tile sizes of `fused_moe` on this machine's GPU, for one model's experts.
 
     python tools/tune_moe.py [--experts 256] [--intermediate 512] [--hidden 2048] [--top-k 8] [--dtype bfloat16]
-    python tools/tune_moe.py [--experts 256] [--intermediate 512] [--hidden 2048] [--top-k 8] [--dtype bfloat16]
                              [--tokens 1,4,16,64,...] [--jobs N] [--out FOLDER] [--compile-only]
+
 Candidates are compiled by several processes into Triton's cache first. Then the two products are timed apart, for each
 number of rows of a block, on weights that the second-level cache does not hold, and the best pairs are timed as a
 whole: with and without the sort, and with and without the early start of the next kernel. The result goes to
