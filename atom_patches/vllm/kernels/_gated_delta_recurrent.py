@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.layers.fla.ops import fused_recurrent_gated_delta_rule
 
+from atom_patches.kernels.gated_delta_rule.recurrent_reference import check_draft, check_step
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from .causal_conv1d import clear_padding
@@ -27,6 +28,7 @@ def supports_recurrent_gated_delta_rule(
     scale: float,
     null_slot: int | None,
 ) -> Verdict:
+    check_step(q, k, v, g, beta, state, slots)
     return supports_states(v, state, slots, null_slot)
 
 
@@ -83,6 +85,7 @@ def supports_verify_gated_delta_rule(
     scale: float,
     null_slot: int | None,
 ) -> Verdict:
+    check_draft(q, k, v, g, beta, cu_seqlens, state, slots, num_accepted)
     if slots.stride(1) != 1 or cu_seqlens.stride(0) != 1 or num_accepted.stride(0) != 1:
         return no("vLLM's kernel wants contiguous slots, cu_seqlens and num_accepted")
     return supports_states(v, state, slots, null_slot)

@@ -40,7 +40,7 @@ def supports_gdn_decode(
         return no(f"vLLM's kernel normalises with an eps of 1e-6, not {eps}")
     if any(tensor.stride(-1) != 1 for tensor in (a, b, A_log, dt_bias)):
         return no("vLLM's kernel wants its gates contiguous in their last dimension")
-    verdict = conv.supports_causal_conv1d_update(mixed_qkv, conv_weight, conv_bias, conv_state)
+    verdict = conv.supports_filter(mixed_qkv, conv_weight, conv_bias, conv_state)
     return verdict if not verdict.ok else supports_states(mixed_qkv, ssm_state, slots, null_slot)
 
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from vllm.model_executor.layers.mamba.ops import causal_conv1d as vllm_conv
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
+from atom_patches.kernels.causal_conv1d._checks import check_filter, check_per_sequence, check_pool, count_sequences
 from atom_patches.kernels.registry import YES, Verdict, no
 
 #: Rows of x that one program of the prefill kernel takes.
@@ -29,11 +30,15 @@ def supports_causal_conv1d(
     state: Tensor,
     slots: Tensor,
     has_initial_state: Tensor | None,
-    *_: object,
+    activation: str | None,
+    null_slot: int | None,
 ) -> Verdict:
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("has_initial_state", has_initial_state, slots.shape[0])
     if has_initial_state is None:
         return no("vLLM's prefill convolution reads has_initial_state")
-    return _supports(x, weight, bias, state, cu_seqlens, has_initial_state)
+    return supports_filter(x, weight, bias, state, cu_seqlens, has_initial_state)
 
 
 def causal_conv1d(
@@ -79,9 +84,17 @@ def timed_causal_conv1d(
 
 
 def supports_causal_conv1d_update(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *_: object
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    slots: Tensor,
+    activation: str | None,
+    null_slot: int | None,
 ) -> Verdict:
-    return _supports(x, weight, bias, state)
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, x.shape[0])
+    return supports_filter(x, weight, bias, state)
 
 
 def causal_conv1d_update(
@@ -127,9 +140,13 @@ def supports_causal_conv1d_verify(
     state: Tensor,
     slots: Tensor,
     num_accepted: Tensor,
-    *_: object,
+    activation: str | None,
+    null_slot: int | None,
 ) -> Verdict:
-    return _supports(x, weight, bias, state, cu_seqlens, num_accepted)
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("num_accepted", num_accepted, slots.shape[0])
+    return supports_filter(x, weight, bias, state, cu_seqlens, num_accepted)
 
 
 def causal_conv1d_verify(
@@ -191,7 +208,7 @@ def clear_padding(y: Tensor, cu_seqlens: Tensor, real: Tensor) -> Tensor:
     return torch.where(owned.view(-1, *[1] * (y.dim() - 1)), y, torch.zeros((), dtype=y.dtype, device=y.device))
 
 
-def _supports(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *vectors: Tensor) -> Verdict:
+def supports_filter(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *vectors: Tensor) -> Verdict:
     if weight.shape[1] not in (2, 3, 4):
         return no(f"vLLM's kernel has no filter of {weight.shape[1]} taps")
     if x.dtype != state.dtype:
@@ -244,6 +261,7 @@ __all__ = [
     "supports_causal_conv1d",
     "supports_causal_conv1d_update",
     "supports_causal_conv1d_verify",
+    "supports_filter",
     "timed_causal_conv1d",
     "timed_causal_conv1d_update",
     "timed_causal_conv1d_verify",
