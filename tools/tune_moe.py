@@ -359,6 +359,10 @@ def main() -> int:
         found[str(batch.tokens)] = batch.decide(left, engine)
     path = options.out / gpu.replace(" ", "_") / shape.file
     path.parent.mkdir(parents=True, exist_ok=True)
+    before = tuned.CONFIGS / gpu.replace(" ", "_") / shape.file
+    if before.is_file():  # other batches keep what was measured for them
+        found = json.loads(before.read_text(encoding="utf-8"))["tokens"] | found
+    found = {count: found[count] for count in sorted(found, key=int)}
     versions = {"gpu": gpu, "triton": importlib.import_module("triton").__version__, "torch": torch.__version__}
     path.write_text(json.dumps(versions | {"tokens": found}, indent=1) + "\n", encoding="utf-8")
     print(f"{path}: {time.monotonic() - start:.0f} s in all")

@@ -326,6 +326,13 @@ def test_all_tokens_on_the_same_experts(provider: str, tokens: int) -> None:
     harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_wide_shared_expert(provider: str) -> None:
+    dtype, width, hidden = served(provider)
+    arguments = draw(19, 6, 2, width, hidden, dtype, shared=3, gated=True, seed=9)
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("provider", NO_PADDING)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("tokens", [4, 40])
