@@ -474,9 +474,10 @@ def test_wrong_arguments_are_named() -> None:
         mla_cache_write(q[:, 0, :128], q[:, 0, 128:], lengths, cache)
 
 
-@pytest.mark.skipif(not harness.GPU, reason="the cache has more than 2^31 elements: 4.4 GB")
 @pytest.mark.parametrize("provider", [name for name in PROVIDERS if name in ("triton", "engine")])
 def test_slots_beyond_two_to_the_31_elements(provider: str) -> None:
+    if not harness.GPU or torch.cuda.mem_get_info()[0] < 6e9:
+        pytest.skip("needs 6 GB of a GPU")
     page, wide = 64, 576
     blocks = 2**31 // (page * wide) + 20
     cache = torch.full((blocks, page, wide), math.nan, dtype=torch.bfloat16, device=harness.DEVICE)

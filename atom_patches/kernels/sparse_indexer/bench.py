@@ -96,7 +96,7 @@ def _paged(batch: int, context: int) -> Case:
         inputs,
         bytes=batch * context * (SIZE + 8) + batch * HEADS * (SIZE + 4),
         flops=2 * batch * context * HEADS * (SIZE + 1),
-        note="vLLM plans its kernel once a step for all layers, but here in every call.",
+        note="The engine's time holds its plan, which vLLM makes once a step, and a pass that vLLM spares itself.",
     )
 
 

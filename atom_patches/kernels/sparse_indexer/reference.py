@@ -125,4 +125,4 @@ def parts_of(cache: Tensor) -> tuple[Tensor, Tensor]:
 def _score(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor) -> Tensor:
     """q [C, H, D], key [1, S, D], key_scale [1, S], weights [C, H] -> [C, S]."""
     scores = torch.relu(q.float() @ key.mT)
-    return (weights.float()[:, None, :] @ scores)[:, 0] * key_scale
+    return (scores * weights.float()[:, :, None]).sum(1) * key_scale

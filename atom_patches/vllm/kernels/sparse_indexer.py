@@ -1,7 +1,8 @@
 """vLLM's sparse indexer on NVIDIA GPUs: its cache and selection kernels, and DeepGEMM for the logits.
 
-DeepGEMM is asked to clear what is outside a query's range, which vLLM spares itself: its selection goes by the range.
-DeepGEMM plans the paged logits once a step for all layers; here every call has its plan made.
+What is outside a query's range is cleared here, which vLLM spares itself, because its selection goes by the range:
+DeepGEMM does it for the ragged logits, a pass over the paged ones does it there. The plan of the paged logits, which
+vLLM makes once a step for all layers, is made in every call.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def indexer_logits_paged(
 ) -> Tensor:
     seen = lengths.unsqueeze(-1)
     plan = deep_gemm.get_paged_mqa_logits_metadata(seen, PAGE, num_compute_units(q.device.index or 0))
-    return deep_gemm.fp8_fp4_paged_mqa_logits(
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits(
         (q.unsqueeze(1), None),
         cache.view(torch.uint8).unsqueeze(-2),
         weights,
@@ -114,8 +115,9 @@ def indexer_logits_paged(
         block_table[: q.shape[0]],
         plan,
         max_model_len=max_seqlen_k,
-        clean_logits=True,
+        clean_logits=False,
     )
+    return logits.masked_fill_(torch.arange(max_seqlen_k, device=q.device) >= seen, -torch.inf)
 
 
 def supports_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Verdict:
