@@ -40,6 +40,9 @@ SHARED_MEMORY = {"cuda": 227 * 1024, "hip": 64 * 1024}
 KEPT = 3
 """Best tiles of each product that are put together."""
 
+EARLY_MUST_WIN = 1.01
+"""How much the early start of kernels must gain to be taken."""
+
 FINALISTS = 4
 """Best pairs of a batch that are timed as a whole."""
 
@@ -229,7 +232,7 @@ class Batch:
         """Time the finalists; the best, with its time."""
         timed = [(self._whole(config), config) for config in (self.usual, *finalists)]
         usual = timed[0][0]
-        timed.sort(key=lambda item: item[0])
+        timed.sort(key=lambda item: item[0] * (EARLY_MUST_WIN if item[1].early else 1.0))
         for time_, config in timed[:5]:
             print(f"    {1e6 * time_:8.1f} us {_described(config)}")
         time_, best = timed[0]

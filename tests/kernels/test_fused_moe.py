@@ -408,12 +408,23 @@ def test_a_configuration_changes_nothing(config: Config, tokens: int, monkeypatc
 
 
 @pytest.mark.skipif("triton" not in PROVIDERS, reason="without Triton")
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_a_block_about_half_full(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton_impl = importlib.import_module("atom_patches.kernels.fused_moe.triton_impl")
+    config = Config(32, True, Tile(16, 16, 4, 2, halve=True), Tile(16, 16, 4, 2, halve=True))
+    monkeypatch.setattr(triton_impl, "config_for", lambda *_, **__: config)
+    arguments = draw(tokens, skew=True, shared=1, seed=10)
+    harness.check(FUSED_MOE, "triton", arguments, tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.skipif("triton" not in PROVIDERS, reason="without Triton")
 @pytest.mark.parametrize("padded", [0, 40])
 @pytest.mark.parametrize("counted", [16, 4096])
 def test_the_sort(counted: int, padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     triton_impl = importlib.import_module("atom_patches.kernels.fused_moe.triton_impl")
     monkeypatch.setattr(triton_impl, "COUNTED", counted)
-    monkeypatch.setattr(triton_impl, "CHUNK", 64)
+    monkeypatch.setattr(triton_impl, "CHUNK", 32)
+    monkeypatch.setattr(triton_impl, "CHUNKS_AT_ONCE", (4,))
     x, w13, w2, _, ids, *_ = draw(90, experts=5, top_k=2, padded=padded, seed=8)
     ids[ids == 3] = 1  # nobody takes expert 3
     config = Config(16, True, Tile(16, 16, 4, 2), Tile(16, 16, 4, 2))

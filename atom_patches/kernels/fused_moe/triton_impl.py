@@ -35,6 +35,9 @@ COUNTED = 4096
 CHUNK = 256
 """Pairs of one program of the sort of many."""
 
+CHUNKS_AT_ONCE = (64, 512)
+"""Chunks whose counts are added up in one step."""
+
 HOPPER_MEMORY, HIP_MEMORY = 232448, 65536
 """Bytes of shared memory of one program: compute capability 9, which is compiled for without a GPU; CDNA 3."""
 
@@ -315,7 +318,7 @@ def _sorted(
     chunks = triton.cdiv(pairs, CHUNK)
     counts = torch.empty((chunks + 1, bins), dtype=torch.int32, device=device)
     _count[(chunks,)](*ids, counts, pairs, **_without(sort), BINS=bins, CHUNK=CHUNK, num_warps=4)
-    step = 64 if chunks <= 64 else 512
+    step = next((size for size in CHUNKS_AT_ONCE if chunks <= size), CHUNKS_AT_ONCE[-1])
     _prefix[(triton.cdiv(bins, 16),)](counts, chunks, BINS=bins, COLUMNS=16, STEP=step, num_warps=8)
     part = triton.next_power_of_2(triton.cdiv(blocks, chunks))
     _sort_many[(chunks,)](
