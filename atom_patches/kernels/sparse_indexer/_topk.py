@@ -25,9 +25,12 @@ def _order(x, inside):
 
 
 @triton.jit
-def _border(rank, k):
-    """The largest border with at least k ranks at or above it; there are more than k that are not ABSENT."""
-    low = tl.min(tl.where(rank > ABSENT, rank, 2147483647)).to(tl.int64)
+def _border(rank, k, least):
+    """The largest border with at least k ranks at or above it.
+
+    More than k ranks are not ABSENT, and at least k are not below `least`.
+    """
+    low = tl.maximum(tl.min(tl.where(rank > ABSENT, rank, 2147483647)), least).to(tl.int64)
     high = tl.max(rank).to(tl.int64) + 1
     while high - low > 1:
         middle = (low + high) >> 1
@@ -80,14 +83,14 @@ def select(
         stop = tl.minimum(begin + size, length)
     lane = tl.arange(0, BLOCK)
     held = 0
+    border = ABSENT
     for base in range(begin, stop, step):
         index, inside = _named(names, winners, lane, base, stop, held, k, MERGE)
         x = tl.load(line + index.to(tl.int64) * column_stride, mask=inside, other=float("-inf"))
         rank = _order(x, inside)
         found = tl.sum((rank > ABSENT).to(tl.int32))
-        border = ABSENT
         if found > k:
-            border = _border(rank, k)
+            border = _border(rank, k, border)
         above = rank > border
         level = (rank == border) & (rank > ABSENT)
         room = k - tl.sum(above.to(tl.int32))

@@ -130,7 +130,7 @@ def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stab
         return out
     block, warps = _select_config(k, columns)
     step = block - k
-    parts = max(1, min(triton.cdiv(columns, step), processors(logits.device) // rows))
+    parts = _parts(columns, k, step, processors(logits.device) // rows)
     strides = (*logits.stride(), 0 if start is None else start.stride(0), end.stride(0))
     meta = {"HAS_START": start is not None, "BLOCK": block, "num_warps": warps}
     if parts == 1:
@@ -170,6 +170,16 @@ def _select_config(k: int, columns: int) -> tuple[int, int]:
     """Values that a program holds, at least 2 k if there are as many, and its warps."""
     block = min(LARGEST_BLOCK, max(16, triton.next_power_of_2(k + max(k, columns))))
     return block, max(4, min(16, block // 1024))
+
+
+def _parts(columns: int, k: int, step: int, most: int) -> int:
+    """Into how many parts a row is cut: as few steps as possible, one after the other, of a part and of the merge."""
+
+    def steps(parts: int) -> int:
+        merged = triton.cdiv(parts * k, step) if parts > 1 else 0
+        return triton.cdiv(triton.cdiv(columns, parts), step) + merged
+
+    return min(range(1, max(1, min(most, triton.cdiv(columns, step))) + 1), key=steps)
 
 
 def _queries(q: Tensor) -> Verdict:
