@@ -1,13 +1,17 @@
 """Triton kernels of the chunked gated delta rule: what a chunk is before its state is known, and the scan.
 
-With the notation of `chunk_reference` and D = diag(beta), the writes of a chunk that starts from S0 are
+With the notation of `chunk_reference`, D = diag(beta) and A = (I + L)^-1 D, a chunk that starts from S0 errs by
 
-    u = (I + L)^-1 D (v - e^b S0 k)
+    e = v - e^b S0 k            (one row a token)
 
-`prepare_kernel` computes, for every chunk at once, the matrix (I + L)^-1 D ("solve"), how queries read writes
-("scores"), and the decays since the chunk's start and until its end. `scan_kernel` walks one sequence, one head
-and one block of value columns from chunk to chunk, with the transposed state [K, BV] in registers, and reads and
-writes as it goes, so that neither the chunks' states nor their writes go through memory.
+and its writes are A e. Hence the state at its end, and what its queries read, with d the decay until its end:
+
+    S1 = e^{b_end} S0 + e^T (A^T d k)            o = scale (e^b q S0^T + (P A) e),  P_ts = e^{b_t - b_s} (q_t . k_s)
+
+`prepare_kernel` computes, for every chunk at once, "writes" A^T d k, "scores" P A, and the decays since the chunk's
+start. `scan_kernel` walks one sequence, one head and one block of value columns from chunk to chunk, with the
+transposed state [K, BV] in registers: from state to state it takes two products that wait for each other. It writes
+the outputs as it goes, so that neither the chunks' states nor their writes go through memory.
 
 Chunks are numbered without counting them: chunk j of sequence i has number cu[i] // BT + i + j. Since a sequence
 of n rows from row a has at most (a + n) // BT - a // BT + 1 chunks, numbers never meet, and T // BT + N bounds
@@ -81,7 +85,7 @@ def join_blocks(inverse, block, SIZE: tl.constexpr, kind: tl.constexpr, PRECISIO
 
 
 @triton.jit
-def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr, SMALL: tl.constexpr):
+def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr):
     """(I + lower)^-1 for a [BT, BT] float32 matrix of which only what lies below the diagonal counts.
 
     First the inverses of the diagonal blocks of 16, all at once, joined from those of 2, 4 and 8: if the block is
@@ -93,7 +97,7 @@ def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl
     """
     B: tl.constexpr = BT // 16
     tl.static_assert(BT <= 64)
-    kind: tl.constexpr = tl.float16 if HALF else tl.float32
+    kind: tl.constexpr = tl.float16 if HALF else tl.float32  # type: ignore[assignment]
     same = (tl.arange(0, B)[:, None, None, None] == tl.arange(0, B)[None, None, :, None]) & (
         tl.full([1, 16, 1, 16], 1, tl.int1)
     )
@@ -102,17 +106,10 @@ def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl
     column = tl.arange(0, 16)[None, None, :]
     block = tl.where(row > column, block, 0.0)
     inverse = tl.where(row == column, 1.0, 0.0)
-    if SMALL:
-        inverse -= tl.where(row // 2 == column // 2, block, 0.0)
-        inverse = join_blocks(inverse, block, 2, kind, PRECISION)
-        inverse = join_blocks(inverse, block, 4, kind, PRECISION)
-        inverse = join_blocks(inverse, block, 8, kind, PRECISION)
-    else:
-        inverse += tl.zeros([B, 16, 16], tl.float32)
-        for step in tl.static_range(15):
-            factor = tl.sum(tl.where(column == step, block, 0.0), axis=2)
-            fixed = tl.sum(tl.where(row == step, inverse, 0.0), axis=1)
-            inverse -= factor[:, :, None] * fixed[:, None, :]
+    inverse -= tl.where(row // 2 == column // 2, block, 0.0)
+    inverse = join_blocks(inverse, block, 2, kind, PRECISION)
+    inverse = join_blocks(inverse, block, 4, kind, PRECISION)
+    inverse = join_blocks(inverse, block, 8, kind, PRECISION)
     diagonal = tl.reshape(tl.where(same, inverse[:, :, None, :], 0.0), [BT, BT])
     i = tl.arange(0, BT)
     rest = tl.where(i[:, None] // 16 > i[None, :] // 16, lower, 0.0)
@@ -133,10 +130,9 @@ def prepare_kernel(
     decay_bias,
     cu_seqlens,
     out,
-    solve,  # [HV, T, BT]
+    writes,  # [HV, T, K]
     scores,  # [HV, T, BT]
     since,  # [HV, T]
-    until,  # [HV, T]
     num_seqs,
     total,
     q_t,
@@ -157,11 +153,11 @@ def prepare_kernel(
     GROUP: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    PART: tl.constexpr,
+    STASH: tl.constexpr,
     BV: tl.constexpr,
     SINGLE: tl.constexpr,
     GATED: tl.constexpr,
-    FOLD: tl.constexpr,
-    SMALL: tl.constexpr,
     HALF: tl.constexpr,
     WITH_OUTPUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -184,7 +180,7 @@ def prepare_kernel(
     if first >= end:
         return
     row = tl.arange(0, BT)
-    live = first + row < end
+    live = row < tl.minimum(end - first, BT).to(tl.int32)
     decay = tl.load(g + first * g_t + head * g_h + row * g_t, mask=live, other=0.0).to(tl.float32)
     strength = tl.load(beta + first * beta_t + head * beta_h + row * beta_t, mask=live, other=0.0).to(tl.float32)
     if GATED:
@@ -208,45 +204,50 @@ def prepare_kernel(
         later = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
     left = tl.exp2((tl.sum(bits, axis=0) - sums).to(tl.float32))
     tl.store(since + at + row, tl.exp2(sums.to(tl.float32)), mask=live)
-    tl.store(until + at + row, left, mask=live)
     pair = tl.exp2(tl.where(causal, later, -float("inf")))
 
+    kind: tl.constexpr = k.dtype.element_ty
     column = tl.arange(0, BK)
     mask = live[:, None] & (column < K)[None, :]
     key_head = head // GROUP
-    keys = tl.load(k + first * k_t + key_head * k_h + row[:, None] * k_t + column[None, :] * k_k, mask=mask, other=0.0)
+    k += first * k_t + key_head * k_h
     square = row[:, None] * BT + row[None, :]
     scores += at * BT
+    keys = tl.load(k + row[:, None] * k_t + column[None, :] * k_k, mask=mask, other=0.0)
     read = keys
     if WITH_OUTPUT:
-        query = q + first * q_t + key_head * q_h + row[:, None] * q_t + column[None, :] * q_k
-        read = tl.dot(tl.load(query, mask=mask, other=0.0), tl.trans(keys), input_precision=PRECISION) * pair
-        read = read.to(keys.dtype)
-        if not FOLD:
+        q += first * q_t + key_head * q_h
+        query = tl.load(q + row[:, None] * q_t + column[None, :] * q_k, mask=mask, other=0.0)
+        read = (tl.dot(query, tl.trans(keys), input_precision=PRECISION) * pair).to(kind)
+        if STASH:
             tl.store(scores + square, read, mask=live[:, None])
     lower = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * pair * strength[:, None]
-    inverse = invert_unit_lower(lower, BT, MERGE_PRECISION, HALF, SMALL) * strength[None, :]
-    if FOLD:
-        if WITH_OUTPUT:
-            folded = tl.dot(read, inverse.to(keys.dtype), input_precision=PRECISION)
-            tl.store(scores + square, folded.to(keys.dtype), mask=live[:, None])
-        kept = (inverse * left[:, None]).to(keys.dtype)
-        kept = tl.dot(tl.trans(kept), keys, input_precision=PRECISION)
-        spot = solve + at * K + row[:, None] * K + column[None, :]
-        tl.store(spot, kept.to(solve.dtype.element_ty), mask=mask)
-    else:
-        tl.store(solve + at * BT + square, inverse.to(solve.dtype.element_ty), mask=live[:, None])
+    inverse = invert_unit_lower(lower, BT, MERGE_PRECISION, HALF) * strength[None, :]
+    if WITH_OUTPUT:
+        if STASH:
+            # What lay in memory meanwhile, that is in the cache, took no registers.
+            tl.debug_barrier()
+            read = tl.load(scores + square, mask=live[:, None], other=0.0)
+            tl.debug_barrier()
+        read = tl.dot(read, inverse.to(kind), input_precision=PRECISION).to(kind)
+        tl.store(scores + square, read, mask=live[:, None])
+    kept = tl.trans((inverse * left[:, None]).to(kind))
+    part_column = tl.arange(0, PART)
+    for done in tl.static_range(0, K, PART):
+        mask = live[:, None] & (done + part_column < K)[None, :]
+        part = tl.load(k + row[:, None] * k_t + (done + part_column)[None, :] * k_k, mask=mask, other=0.0)
+        part = tl.dot(kept, part, input_precision=PRECISION).to(kind)
+        tl.store(writes + (at * K + done) + row[:, None] * K + part_column[None, :], part, mask=mask)
 
 
-@triton.jit(do_not_specialize=["total", "null_slot"])
+@triton.jit(do_not_specialize=["total", "null_slot", "scans"])
 def scan_kernel(
     q,
     k,
     v,
-    solve,  # [HV, T, BT]
+    writes,  # [HV, T, K]
     scores,  # [HV, T, BT]
     since,  # [HV, T]
-    until,  # [HV, T]
     out,
     initial,
     final,
@@ -258,6 +259,7 @@ def scan_kernel(
     null_slot,
     total,
     heads,
+    scans,
     q_t,
     q_h,
     q_k,
@@ -288,13 +290,14 @@ def scan_kernel(
     BT: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GAP: tl.constexpr,
     WITH_INITIAL: tl.constexpr,
     WITH_RESUMED: tl.constexpr,
     WITH_OUTPUT: tl.constexpr,
     WITH_SLOTS: tl.constexpr,
     POOLED: tl.constexpr,
     WITH_NULL: tl.constexpr,
-    FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -305,9 +308,11 @@ def scan_kernel(
     With POOLED, initial and final states are the sequence's slot of one pool, of which padding sequences have none;
     without, a padding sequence counts as one without rows.
     """
-    block = tl.program_id(0)
-    pid = tl.program_id(1)
-    sequence, head = pid // heads, (pid % heads).to(tl.int64)
+    turn = tl.program_id(0) // GAP
+    block, scan = turn % BLOCKS, turn // BLOCKS * GAP + tl.program_id(0) % GAP
+    if scan >= scans:
+        return
+    sequence, head = scan // heads, (scan % heads).to(tl.int64)
     begin = tl.load(cu_seqlens + sequence).to(tl.int64)
     length = (tl.load(cu_seqlens + sequence + 1).to(tl.int64) - begin).to(tl.int32)
     v_blocks: tl.constexpr = (V + BV - 1) // BV
@@ -345,10 +350,8 @@ def scan_kernel(
     key_head = head // GROUP
     k += key_head * k_h
     v += head * v_h
-    SOLVE: tl.constexpr = K if FOLD else BT
-    solve += head * total * SOLVE
+    writes += head * total * K
     since += head * total + begin
-    until += head * total + begin
     if WITH_OUTPUT:
         q += key_head * q_h
         scores += head * total * BT
@@ -362,42 +365,29 @@ def scan_kernel(
         start = initial + state_row * i_n + head * i_h + key[:, None] * i_k + column[None, :] * i_v
         state += tl.load(start, mask=take, other=0.0).to(tl.float32)
 
-    # Every load below feeds a product, and is therefore fetched chunks ahead and asynchronously. A plain load would be
-    # waited for at the next fence.
+    # Every load below feeds a product, and is therefore fetched chunks ahead. A plain one would be waited for at the
+    # next fence between writing shared memory and multiplying from it.
     same = tl.zeros([BV], tl.int32)
     for at in tl.range(0, length, BT, num_stages=STAGES):  # type: ignore[misc]
         live = at + row < length
         far = begin + at
         row_key = live[:, None] & live_key[None, :]
         keys = tl.load(k + far * k_t + row[:, None] * k_t + key[None, :] * k_k, mask=row_key, other=0.0)
-        if FOLD:
-            writer = tl.load(solve + far * K + row[:, None] * K + key[None, :], mask=row_key, other=0.0)
-        else:
-            writer = tl.load(solve + far * BT + row[:, None] * BT + row[None, :], mask=live[:, None], other=0.0)
+        writer = tl.load(writes + far * K + row[:, None] * K + key[None, :], mask=row_key, other=0.0)
         row_column = live[:, None] & (live_column & (block < v_blocks))[None, :]
         value = tl.load(v + far * v_t + row[:, None] * v_t + column[None, :] * v_v, mask=row_column, other=0.0)
         since_start = tl.load(since + at + row, mask=live, other=0.0)
         decay = tl.load(since + (tl.minimum(at + BT, length) - 1 + same))
-        until_end = since_start
-        if not FOLD:
-            until_end = tl.load(until + at + row, mask=live, other=0.0)
 
         seen = state.to(keys.dtype)
         error = value.to(tl.float32) - since_start[:, None] * tl.dot(keys, seen, input_precision=PRECISION)
-        write = error.to(keys.dtype)
-        if not FOLD:
-            change = tl.dot(writer, write, input_precision=PRECISION)
-            write = change.to(keys.dtype)
-            kept = (change * until_end[:, None]).to(keys.dtype)
-        if FOLD:
-            state = tl.dot(tl.trans(writer), write, state * decay[None, :], input_precision=PRECISION)
-        else:
-            state = tl.dot(tl.trans(keys), kept, state * decay[None, :], input_precision=PRECISION)
+        error = error.to(keys.dtype)
+        state = tl.dot(tl.trans(writer), error, state * decay[None, :], input_precision=PRECISION)
         if WITH_OUTPUT:
             query = tl.load(q + far * q_t + row[:, None] * q_t + key[None, :] * q_k, mask=row_key, other=0.0)
             score = tl.load(scores + far * BT + row[:, None] * BT + row[None, :], mask=live[:, None], other=0.0)
             read = since_start[:, None] * tl.dot(query, seen, input_precision=PRECISION)
-            read = tl.dot(score, write, read, input_precision=PRECISION) * scale
+            read = tl.dot(score, error, read, input_precision=PRECISION) * scale
             answer = out + far * o_t + row[:, None] * o_t + column[None, :] * o_v
             tl.store(answer, read.to(out.dtype.element_ty), mask=live[:, None] & live_column[None, :])
 

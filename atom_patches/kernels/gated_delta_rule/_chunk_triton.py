@@ -21,8 +21,7 @@ __all__ = [
 ]
 
 CHUNK = 64
-FOLD = True
-SMALL = True
+SHORT = 4 * CHUNK
 LARGEST_HEAD = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -100,25 +99,14 @@ class Chunks(NamedTuple):
     """What is known of every chunk before its initial state is; see `_chunk_kernels`.
 
     Attributes:
-        solve: [HV, T, CHUNK] in the keys' dtype.
+        writes: [HV, T, K] in the keys' dtype.
         scores: [HV, T, CHUNK] in the keys' dtype, not written for a call without outputs.
-        since, until: [HV, T] float32, the decays since the chunk's start and until its end.
+        since: [HV, T] float32, the decays since the chunk's start.
     """
 
-    solve: Tensor
+    writes: Tensor
     scores: Tensor
     since: Tensor
-    until: Tensor
-
-
-def empty_chunks(
-    total: int, heads: int, KEY: int, dtype: torch.dtype, device: torch.device, *, outputs: bool
-) -> Chunks:
-    """Room for the chunks of `total` rows."""
-    solve = torch.empty(heads, total, KEY if FOLD else CHUNK, dtype=dtype, device=device)
-    scores = torch.empty(heads, total, CHUNK, dtype=dtype, device=device) if outputs else solve
-    decays = torch.empty(2, heads, total, dtype=torch.float32, device=device)
-    return Chunks(solve, scores, decays[0], decays[1])
 
 
 def bound_chunks(total: int, num_seqs: int) -> int:
@@ -152,16 +140,18 @@ def on_cuda(device: torch.device) -> bool:
 
 
 class PrepareConfig(NamedTuple):
-    """Meta-parameters of `prepare_kernel`: warps, and the registers that a thread may use at most (NVIDIA only)."""
+    """Meta-parameters of `prepare_kernel`: warps, the registers that a thread may use at most (NVIDIA only), and
+    whether the scores wait in memory for the inverse."""
 
     warps: int
     registers: int | None
+    stash: bool
 
 
 def prepare_config(dtype: torch.dtype, device: torch.device) -> PrepareConfig:
     if dtype == torch.float32 or not on_cuda(device):
-        return PrepareConfig(8, None)
-    return PrepareConfig(4, 168)
+        return PrepareConfig(8, None, False)
+    return PrepareConfig(4, 168, True)
 
 
 def prepare(
@@ -183,7 +173,9 @@ def prepare(
     """
     total, key_heads, key_size = k.shape
     num_seqs, heads = cu_seqlens.shape[0] - 1, g.shape[1]
-    chunks = empty_chunks(total, heads, key_size, k.dtype, k.device, outputs=out is not None)
+    writes = torch.empty(heads, total, key_size, dtype=k.dtype, device=k.device)
+    scores = writes if out is None else torch.empty(heads, total, CHUNK, dtype=k.dtype, device=k.device)
+    chunks = Chunks(writes, scores, torch.empty(heads, total, dtype=torch.float32, device=k.device))
     take, config = precision(k.dtype, k.device), config or prepare_config(k.dtype, k.device)
     q, to = k if q is None else q, k if out is None else out
     decay_log, decay_bias = (g, g) if gates is None else gates
@@ -191,8 +183,8 @@ def prepare(
         q, k, g, beta, decay_log, decay_bias, cu_seqlens, to, *chunks, num_seqs, total,
         *q.stride(), *k.stride(), *g.stride(), *beta.stride(), *to.stride(),
         K=key_size, V=to.shape[2], GROUP=heads // key_heads, BT=CHUNK, BK=padded(key_size),
-        BV=min(64, padded(to.shape[2])), SINGLE=num_seqs == 1, GATED=gates is not None,
-        FOLD=FOLD, SMALL=SMALL, HALF=k.dtype != torch.float32, WITH_OUTPUT=out is not None,
+        PART=min(64, padded(key_size)), BV=min(64, padded(to.shape[2])), SINGLE=num_seqs == 1, GATED=gates is not None,
+        HALF=k.dtype != torch.float32, WITH_OUTPUT=out is not None, STASH=config.stash,
         PRECISION=take.inputs, MERGE_PRECISION=take.merge, num_warps=config.warps,  # type: ignore[call-arg]
         **({} if config.registers is None else {"maxnreg": config.registers}),
     )  # fmt: skip
@@ -200,17 +192,20 @@ def prepare(
 
 
 class ScanConfig(NamedTuple):
-    """Meta-parameters of the scan: value columns of a program, warps, and chunks in flight."""
+    """Meta-parameters of the scan: value columns of a program, warps, chunks in flight, and how many programs lie
+    between those that read the same rows at the same time."""
 
     block: int
     warps: int
     stages: int
+    gap: int = 1
 
 
-def scan_config(dtype: torch.dtype, value_size: int, device: torch.device) -> ScanConfig:
+def scan_config(dtype: torch.dtype, value_size: int, total: int, num_seqs: int, device: torch.device) -> ScanConfig:
     if dtype == torch.float32 or not on_cuda(device):
         return ScanConfig(min(16, padded(value_size)), 4, 1)
-    return ScanConfig(min(32, padded(value_size)), 4, 3)
+    # A pipeline is not worth its memory, which would be room for another program, where it would hardly be filled.
+    return ScanConfig(min(32, padded(value_size)), 4, 1 if total <= SHORT * num_seqs else 3)
 
 
 def scan(
@@ -242,18 +237,19 @@ def scan(
     """
     num_seqs, heads = cu_seqlens.shape[0] - 1, v.shape[1]
     key_size, value_size = k.shape[2], v.shape[2]
-    config = config or scan_config(k.dtype, value_size, k.device)
+    config = config or scan_config(k.dtype, value_size, v.shape[0], num_seqs, k.device)
     blocks = triton.cdiv(value_size, config.block) + (triton.cdiv(key_size, config.block) if maps is not None else 0)
     query, to, start = k if q is None else q, v if out is None else out, final if initial is None else initial
     ends = final if maps is None else maps
-    scan_kernel[(blocks, num_seqs * heads)](
+    scans = triton.cdiv(num_seqs * heads, config.gap) * config.gap
+    scan_kernel[(blocks * scans,)](
         query, k, v, *chunks, to, start, final, ends,
         cu_seqlens if slots is None else slots, cu_seqlens if resumed is None else resumed, cu_seqlens,
-        scale, -1 if null_slot is None else null_slot, v.shape[0], heads,
+        scale, -1 if null_slot is None else null_slot, v.shape[0], heads, num_seqs * heads,
         *query.stride(), *k.stride(), *v.stride(), *to.stride(), *start.stride(), *final.stride(), *ends.stride(),
         K=key_size, V=value_size, GROUP=heads // k.shape[1], BT=CHUNK, BK=padded(key_size), BV=config.block,
+        BLOCKS=blocks, GAP=config.gap,
         WITH_INITIAL=initial is not None, WITH_RESUMED=resumed is not None, WITH_OUTPUT=out is not None,
         WITH_SLOTS=slots is not None, POOLED=slots is not None and maps is None, WITH_NULL=null_slot is not None,
-        FOLD=FOLD,
         PRECISION=precision(k.dtype, k.device).inputs, STAGES=config.stages, num_warps=config.warps,  # type: ignore[call-arg]
     )  # fmt: skip

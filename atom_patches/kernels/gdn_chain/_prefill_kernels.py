@@ -24,7 +24,7 @@ def silu(x, FAST: tl.constexpr):
 def remember(window, memory, start, known, s_j, TAPS: tl.constexpr):
     """Add to the window what a slot holds of the inputs before the sequence; only the first rows look so far back."""
     found = ()
-    for past in tl.static_range(1 - TAPS, 0):
+    for past in tl.static_range(1 - TAPS, 0):  # type: ignore[misc]
         back = start + past
         taken = (back < 0)[:, None] & known[None, :]
         kept = tl.load(memory + (back + TAPS - 1)[:, None] * s_j, mask=taken, other=0.0).to(tl.float32)
@@ -60,6 +60,7 @@ def convolve_kernel(
     PAST: tl.constexpr,
     ROWS: tl.constexpr,
     RUN: tl.constexpr,
+    EARLY: tl.constexpr,
     BC: tl.constexpr,
     SINGLE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -94,10 +95,12 @@ def convolve_kernel(
     channel = before + column
     # A thread takes RUN consecutive rows of its channels and keeps the window of past inputs in registers.
     start = tl.arange(0, ROWS // RUN) * RUN
+    rows = tl.minimum(end - first, ROWS).to(tl.int32)
+    earlier = tl.minimum(first - begin, ROWS).to(tl.int32)
     here = x + first * x_t + start[:, None] * x_t + channel[None, :] * x_d
     window = ()
     for past in tl.static_range(1 - TAPS, 0):
-        taken = (first + start + past >= begin) & (first + start + past < end)
+        taken = (start + past >= -earlier) & (start + past < rows)
         window = window + (tl.load(here + past * x_t, mask=taken[:, None] & known[None, :], other=0.0).to(tl.float32),)
     if first == begin:
         old = False
@@ -124,9 +127,17 @@ def convolve_kernel(
     if HAS_BIAS:
         offset = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
     target = heads + (before.to(tl.int64) * total + first * size)
+    rows_read = ()
+    if EARLY:
+        for i in tl.static_range(RUN):
+            live = (start + i < rows)[:, None] & known[None, :]
+            rows_read = rows_read + (tl.load(here + i * x_t, mask=live, other=0.0),)
     for i in tl.static_range(RUN):
-        live = (first + start + i < end)[:, None] & known[None, :]
-        window = window + (tl.load(here + i * x_t, mask=live, other=0.0).to(tl.float32),)
+        live = (start + i < rows)[:, None] & known[None, :]
+        if EARLY:
+            window = window + (rows_read[i].to(tl.float32),)
+        else:
+            window = window + (tl.load(here + i * x_t, mask=live, other=0.0).to(tl.float32),)
         y = window[0] * factors[0]
         for tap in tl.static_range(1, TAPS):
             y += window[tap] * factors[tap]

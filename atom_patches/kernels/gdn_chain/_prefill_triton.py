@@ -21,6 +21,7 @@ from ._prefill_kernels import convolve_kernel
 __all__ = ["gdn_prefill", "gdn_prefill_segment", "supports_gdn_prefill", "supports_gdn_prefill_segment"]
 
 ROWS, RUN = 64, 8
+EARLY = True
 
 
 def supports_gdn_prefill(
@@ -173,8 +174,8 @@ def convolve(
         memory, num_seqs, total, eps, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), *state.stride(),
         QK_HEADS=2 * key_heads, K=key_size, V=value_size, TAPS=taps, PAST=triton.next_power_of_2(taps - 1), ROWS=rows,
-        RUN=run, BC=max(padded(key_size), padded(value_size)), SINGLE=num_seqs == 1, HAS_BIAS=bias is not None,
-        SILU=activation is not None, FAST=x.dtype != torch.float32 and on_cuda(x.device),
+        RUN=run, EARLY=EARLY, BC=max(padded(key_size), padded(value_size)), SINGLE=num_seqs == 1,
+        HAS_BIAS=bias is not None, SILU=activation is not None, FAST=x.dtype != torch.float32 and on_cuda(x.device),
         WITH_RESUMED=resumed is not None, WITH_NULL=null_slot is not None, WITH_UPDATE=update,
         num_warps=warps,  # type: ignore[call-arg]
     )  # fmt: skip
