@@ -162,8 +162,13 @@ def _config(
         block_n, warps, stages = (32 if wide else 64), 4, 3
         shortest, programs_wanted = 128, 4 * processors(q.device)
     else:
-        block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
         shortest, programs_wanted = 512, processors(q.device)
+        narrow = min(size, value_cache.shape[3]) < 64
+        if _copied_as_is(key_cache, q) and _copied_as_is(value_cache, q) and not narrow:
+            block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
+        else:
+            # On an H200, two warp groups went wrong on keys and values that pass through registers.
+            block_m, block_n, warps, stages = 64, (32 if wide else 64), 4, 2
     if q.dtype == torch.float32:
         block_m, block_n, warps, stages = min(block_m, 64), 32, 8, 1
     if backend() == "hip":  # 64 KiB of shared memory
@@ -173,6 +178,12 @@ def _config(
     keys = max_seqlen_k if window is None else min(max_seqlen_k, window + max_seqlen_q)
     splits = _splits(tiles * kv_heads, programs_wanted, keys, shortest)
     return Config(block_m, block_n, warps, stages, splits, shortest, by_sequence)
+
+
+def _copied_as_is(cache: Tensor, q: Tensor) -> bool:
+    """Whether rows of the cache go to shared memory in vectors, without a conversion."""
+    *outer, inner = cache.stride()
+    return cache.dtype == q.dtype and inner == 1 and not any(step % 16 for step in outer) and not cache.data_ptr() % 16
 
 
 def _splits(programs: int, wanted: int, keys: int, shortest: int) -> int:
