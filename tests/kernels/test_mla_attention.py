@@ -296,7 +296,7 @@ def test_any_ragged_batch(
     batch = Batch(
         [queries for queries, _ in lengths],
         [queries + past if queries else past for queries, past in lengths],
-        heads=data.draw(st.sampled_from([3, 20])),
+        heads=data.draw(st.sampled_from([3, 20, 32])),
         page=data.draw(st.sampled_from([6, 64])) if layout == "plain" else {"scaled": 64, "packed": 6}[layout],
         layout=layout,
         tail=data.draw(st.integers(0, 3)),

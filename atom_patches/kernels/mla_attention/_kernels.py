@@ -107,7 +107,7 @@ def dense(
     rows, sequences, heads, scale, q_token, q_head, table_row, table_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rows are (token, head) pairs, head fastest; block b of the grid is found in the sequence whose blocks, counted
     from cu_seqlens * heads // ROWS + its number, hold it. The rows after the last sequence are one without keys."""
@@ -132,8 +132,14 @@ def dense(
     length = tl.load(lengths + sequence, mask=real, other=0)
     row = block_begin + tl.arange(0, ROWS)
     mine = row < row_end
-    token = row // heads
-    seen = length - (token_end - token).to(tl.int32) + 1
+    if ALIGNED:  # the heads of one token, which then stays out of the vectors
+        token = block_begin // heads
+        q_at = token * q_token + ((block_begin % heads).to(tl.int32) + tl.arange(0, ROWS)) * q_head
+        seen = length - (token_end - token).to(tl.int32) + 1 + tl.zeros((ROWS,), tl.int32)
+    else:
+        token = row // heads
+        q_at = token * q_token + (row % heads) * q_head
+        seen = length - (token_end - token).to(tl.int32) + 1
     last_token = (tl.minimum(block_begin + ROWS, row_end) - 1) // heads
     end = length - (token_end - last_token).to(tl.int32) + 1
     end = tl.where(real, tl.maximum(end, 0), 0)
@@ -146,7 +152,6 @@ def dense(
     if LAYOUT == SCALED:
         value_factor = tl.load(cache_scale)
         factor = factor * value_factor
-    q_at = token * q_token + (row % heads) * q_head
     q_latents, q_rope = _load_query(q, q_at, mine, L, R, WIDTH)
     state, total, top = _nothing_yet(ROWS, L, WIDTH)
     table = block_table + sequence.to(tl.int64) * table_row
