@@ -124,6 +124,20 @@ def test_strong_decay_neither_overflows_nor_blurs_its_neighbours(provider: str) 
 
 
 @pytest.mark.parametrize("provider", OWN)
+def test_neighbours_between_strong_decays_keep_their_own(provider: str) -> None:
+    """Half of the tokens decay by e^-200 or more: a sum over the chunk has few bits left for the others."""
+    x = Inputs([64], seed=5, decay=0.05)
+    x.g[::2] = -1e4
+    harness.check(CHUNK_GATED_DELTA_RULE, provider, x.arguments(None), tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", OWN)
+def test_rows_that_no_sequence_owns(provider: str) -> None:
+    x = Inputs([3, 66], padded=True)
+    harness.check(CHUNK_GATED_DELTA_RULE, provider, x.arguments(x.state), tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", OWN)
 @pytest.mark.parametrize("likeness", [0.9, 1.0])
 def test_keys_that_are_alike(provider: str, likeness: float) -> None:
     """The triangular system then is as far from the identity as it can be; powers of it would overflow."""

@@ -34,7 +34,7 @@ NAMES = (
 def draw(
     lengths: list[int], slots: list[int] | None = None, *, key_heads: int = 1, group: int = 2, key: int = 16,
     value: int = 16, taps: int = 4, bias: bool = True, seed: int = 0, dtype: str = "float32", padded: bool = False,
-    value_major: bool = True, resumed: list[bool] | None = None,
+    value_major: bool = True, resumed: list[bool] | None = None, decay: float = 0.05,
 ) -> dict[str, Any]:  # fmt: skip
     """Random arguments. With `padded`, rows that no sequence owns and memory between rows hold NaN, and slots have
     room for more past inputs than the filter takes; slots that no sequence uses hold NaN."""
@@ -69,7 +69,7 @@ def draw(
         "slots": torch.tensor(slots, dtype=torch.int32),
         "has_initial_state": torch.tensor([i % 2 == 0 for i in range(count)] if resumed is None else resumed),
         "cu_seqlens": torch.tensor([before, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32),
-        "A_log": torch.rand(heads, generator=gen).mul(4).add(1e-2).log(),
+        "A_log": torch.rand(heads, generator=gen).mul(decay).add(1e-3).log(),
         "dt_bias": torch.rand(heads, generator=gen),
         "scale": key**-0.5,
         "eps": 1e-6,
@@ -151,15 +151,16 @@ def test_the_reference_is_the_formula() -> None:
     lengths=st.lists(st.sampled_from([0, 1, 2, 3, 31, 32, 33, 64, 65, 100]), min_size=1, max_size=4),
     data=st.data(),
     shape=st.sampled_from(SHAPES),
+    decay=st.sampled_from([0.05, 5.0]),
     seed=st.integers(0, 2**31),
 )
 def test_every_provider(
-    provider: str, dtype: str, lengths: list[int], data: st.DataObject, shape: dict[str, Any], seed: int
+    provider: str, dtype: str, lengths: list[int], data: st.DataObject, shape: dict[str, Any], decay: float, seed: int
 ) -> None:
     real = data.draw(st.lists(st.integers(1, 9), unique=True, min_size=len(lengths), max_size=len(lengths)))
     slots = [data.draw(st.sampled_from([slot, slot, slot, 0, -1])) for slot in real]
     resumed = [data.draw(st.booleans()) for _ in lengths]
-    x = draw(lengths, slots, seed=seed, dtype=dtype, padded=True, resumed=resumed, **shape)
+    x = draw(lengths, slots, seed=seed, dtype=dtype, padded=True, resumed=resumed, decay=decay, **shape)
     check(provider, x, dtype)
     if registry.available(GDN_PREFILL_SEGMENT, provider, harness.DEVICE).ok:
         harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=TOLERANCE[dtype])
@@ -207,6 +208,11 @@ def test_what_may_be_left_out(provider: str, change: dict[str, Any]) -> None:
 def test_many_sequences_with_single_rows_among_them(provider: str) -> None:
     lengths = [1, 0, 1, 2] * 11 + [70]
     check(provider, draw(lengths, seed=4))
+
+
+@pytest.mark.parametrize("provider", OWN)
+def test_padding_and_rows_that_no_sequence_owns(provider: str) -> None:
+    check(provider, draw([3, 5, 66, 4], [1, 0, 2, -1], padded=True))
 
 
 @pytest.mark.parametrize("provider", OWN)

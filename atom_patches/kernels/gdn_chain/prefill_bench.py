@@ -9,13 +9,13 @@ import torch
 from atom_patches.kernels.benchmark import Case
 from atom_patches.kernels.gated_delta_rule.chunk_bench import KEY_HEADS, SIZE, VALUE_HEADS, offsets, ragged, work
 
-from .prefill import GDN_PREFILL
+from .prefill import GDN_PREFILL, GDN_PREFILL_SEGMENT
 
 TAPS = 4
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
 
 
-def _case(label: str, lengths: list[int]) -> Case:
+def _case(label: str, lengths: list[int], *, segment: bool = False) -> Case:
     total, count = sum(lengths), len(lengths)
 
     def inputs(device: torch.device) -> tuple[Any, ...]:
@@ -32,15 +32,17 @@ def _case(label: str, lengths: list[int]) -> Case:
         resumed = torch.arange(count, device=device) % 2 == 0
         decay_log = torch.rand(VALUE_HEADS, device=device).mul(16).add(1e-3).log()
         cu_seqlens, bias = offsets(lengths, device), torch.ones(VALUE_HEADS, device=device)
-        return (
-            normal(total, CHANNELS), a, b, weight, None, conv_state, ssm_state, slots, resumed, cu_seqlens, decay_log,
-            bias, SIZE**-0.5, 1e-6, "silu", 0,
-        )  # fmt: skip
+        before = normal(total, CHANNELS), a, b, weight, None, conv_state
+        after = slots, resumed, cu_seqlens, decay_log, bias
+        if segment:
+            return *before, *after, KEY_HEADS, SIZE, 1e-6, "silu", 0
+        return *before, ssm_state, *after, SIZE**-0.5, 1e-6, "silu", 0
 
     _, flops = work(total, count)
     states = 2 * count * (4 * VALUE_HEADS * SIZE * SIZE + 2 * CHANNELS * (TAPS - 1))
     moved = float(2 * total * (CHANNELS + 2 * VALUE_HEADS + VALUE_HEADS * SIZE) + states + 2 * CHANNELS * TAPS)
-    return Case(GDN_PREFILL, label, inputs, bytes=moved, flops=flops + 2.0 * TAPS * CHANNELS * total)
+    operation = GDN_PREFILL_SEGMENT if segment else GDN_PREFILL
+    return Case(operation, label, inputs, bytes=moved, flops=flops + 2.0 * TAPS * CHANNELS * total)
 
 
 CASES = (
@@ -48,4 +50,5 @@ CASES = (
     _case("4096 rows, 1 sequence", [4096]),
     _case("16384 rows, 8 sequences", [2048] * 8),
     _case("8192 rows, 64 ragged sequences", ragged(64, 8192)),
+    _case("16384 rows, 1 segment", [16384], segment=True),
 )
