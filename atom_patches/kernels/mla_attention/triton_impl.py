@@ -41,7 +41,7 @@ def _config(blocks_of: Any, heads_together: int, most_keys: int, layout: Layout,
     """
     small = backend() != "cuda" or q.dtype == torch.float32
     rows = min(32 if small else 64, max(16, triton.next_power_of_2(heads_together)))
-    keys = 16 if small else 64 if rows == 16 or layout is Layout.PLAIN else 32
+    keys = 16 if small else 64 if layout is Layout.PLAIN else 32
     warps = 8 if rows == 64 else 4
     blocks = blocks_of(rows)
     wanted = max(1, processors(q.device) // max(1, blocks))
