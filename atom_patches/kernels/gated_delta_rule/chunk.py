@@ -45,8 +45,8 @@ def _segment_class(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Te
 
 def _class(k: Tensor, v: Tensor, cu_seqlens: Tensor) -> str:
     heads = f"h{k.shape[1]}:{v.shape[1]} k{k.shape[2]} v{v.shape[2]}"
-    sequences = bucket(cu_seqlens.shape[0] - 1, (1, 8, 64))
-    return f"{dtype_name(k.dtype)} {heads} rows{bucket(v.shape[0], (1024, 4096, 16384))} sequences{sequences}"
+    sequences = bucket(cu_seqlens.shape[0] - 1, (8,))
+    return f"{dtype_name(k.dtype)} {heads} rows{bucket(v.shape[0], (4096,))} sequences{sequences}"
 
 
 CHUNK_GATED_DELTA_RULE = Operation(

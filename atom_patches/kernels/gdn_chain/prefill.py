@@ -41,7 +41,7 @@ def _shape_class(
 ) -> str:
     heads, value_size, key_size = ssm_state.shape[1:]
     shape = f"d{mixed_qkv.shape[1]} h{heads} k{key_size} v{value_size}"
-    rows, sequences = bucket(mixed_qkv.shape[0], (1024, 4096, 16384)), bucket(slots.shape[0], (1, 8, 64))
+    rows, sequences = bucket(mixed_qkv.shape[0], (4096,)), bucket(slots.shape[0], (8,))
     return f"{dtype_name(mixed_qkv.dtype)} {shape} rows{rows} sequences{sequences}"
 
 
@@ -97,7 +97,7 @@ def _segment_class(
     *rest: object,
 ) -> str:
     shape = f"d{mixed_qkv.shape[1]} h{key_heads}:{a.shape[1]} k{key_size}"
-    rows, sequences = bucket(mixed_qkv.shape[0], (1024, 4096, 16384)), bucket(slots.shape[0], (1, 8, 64))
+    rows, sequences = bucket(mixed_qkv.shape[0], (4096,)), bucket(slots.shape[0], (8,))
     return f"{dtype_name(mixed_qkv.dtype)} {shape} rows{rows} sequences{sequences}"
 
 

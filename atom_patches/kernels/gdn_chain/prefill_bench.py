@@ -50,5 +50,6 @@ CASES = (
     _case("4096 rows, 1 sequence", [4096]),
     _case("16384 rows, 8 sequences", [2048] * 8),
     _case("8192 rows, 64 ragged sequences", ragged(64, 8192)),
+    _case("2048 rows, 32 ragged sequences", ragged(32, 2048)),
     _case("16384 rows, 1 segment", [16384], segment=True),
 )
