@@ -22,6 +22,11 @@ __all__ = [
 
 CHUNK = 64
 SHORT = 4 * CHUNK
+"""Rows of a sequence up to which it counts as short."""
+
+FEW = 64
+"""Programs of the scan that leave so many of a GPU's processors idle that smaller ones are worth their loads."""
+
 LARGEST_HEAD = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -201,11 +206,15 @@ class ScanConfig(NamedTuple):
     gap: int = 1
 
 
-def scan_config(dtype: torch.dtype, value_size: int, total: int, num_seqs: int, device: torch.device) -> ScanConfig:
+def scan_config(
+    dtype: torch.dtype, heads: int, value_size: int, total: int, num_seqs: int, device: torch.device
+) -> ScanConfig:
     if dtype == torch.float32 or not on_cuda(device):
         return ScanConfig(min(16, padded(value_size)), 4, 1)
     # A pipeline is not worth its memory, which would be room for another program, where it would hardly be filled.
-    return ScanConfig(min(32, padded(value_size)), 4, 1 if total <= SHORT * num_seqs else 3)
+    stages = 1 if total <= SHORT * num_seqs else 3
+    block = 16 if num_seqs * heads * value_size <= FEW * 32 else 32
+    return ScanConfig(min(block, padded(value_size)), 4, stages)
 
 
 def scan(
@@ -237,7 +246,7 @@ def scan(
     """
     num_seqs, heads = cu_seqlens.shape[0] - 1, v.shape[1]
     key_size, value_size = k.shape[2], v.shape[2]
-    config = config or scan_config(k.dtype, value_size, v.shape[0], num_seqs, k.device)
+    config = config or scan_config(k.dtype, heads, value_size, v.shape[0], num_seqs, k.device)
     blocks = triton.cdiv(value_size, config.block) + (triton.cdiv(key_size, config.block) if maps is not None else 0)
     query, to, start = k if q is None else q, v if out is None else out, final if initial is None else initial
     ends = final if maps is None else maps
