@@ -72,6 +72,8 @@ def supports_paged_attention(
     group, most = q.shape[1] // key_cache.shape[2], 64 if q.dtype == torch.float32 else 128
     if group > most:
         return no(f"{group} query heads a key head; at most {most} of {q.dtype}")
+    if group > 32 and _narrow(q, value_cache):
+        return no(f"{group} query heads a key head; at most 32 where heads have 32 values or less")
     return YES
 
 
@@ -156,19 +158,17 @@ def _config(
     kv_heads = key_cache.shape[2]
     group = heads // kv_heads
     wide = max(size, value_cache.shape[3]) > 128
-    by_sequence = max_seqlen_q * group <= 64
+    narrow = _narrow(q, value_cache)
+    by_sequence = max_seqlen_q * group <= (32 if narrow else 64)
     if by_sequence:
         block_m = max(16, _power_of_two(max_seqlen_q * group))
         block_n, warps, stages = (32 if wide else 64), 4, 3
         shortest, programs_wanted = 128, 4 * processors(q.device)
     else:
+        block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
         shortest, programs_wanted = 512, processors(q.device)
-        narrow = min(size, value_cache.shape[3]) < 64
-        if _copied_as_is(key_cache, q) and _copied_as_is(value_cache, q) and not narrow:
-            block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
-        else:
-            # On an H200, two warp groups went wrong on keys and values that pass through registers.
-            block_m, block_n, warps, stages = 64, (32 if wide else 64), 4, 2
+        if narrow:
+            block_m, block_n, warps = 32, (32 if wide else 64), 4
     if q.dtype == torch.float32:
         block_m, block_n, warps, stages = min(block_m, 64), 32, 8, 1
     if backend() == "hip":  # 64 KiB of shared memory
@@ -180,10 +180,14 @@ def _config(
     return Config(block_m, block_n, warps, stages, splits, shortest, by_sequence)
 
 
-def _copied_as_is(cache: Tensor, q: Tensor) -> bool:
-    """Whether rows of the cache go to shared memory in vectors, without a conversion."""
-    *outer, inner = cache.stride()
-    return cache.dtype == q.dtype and inner == 1 and not any(step % 16 for step in outer) and not cache.data_ptr() % 16
+def _narrow(q: Tensor, value_cache: Tensor) -> bool:
+    """Whether heads are too narrow for Hopper's warp-group product, which takes blocks of 64 rows and more.
+
+    Measured on an H200 with Triton 3.6: with values of 32 an 8-bit cache, or a cache that was not copied ahead, gave
+    wrong sums and illegal accesses in every block of 64 or 128 rows but one; lse was right, values of 64 were, and so
+    were blocks of 32 rows. Float32 takes another instruction.
+    """
+    return q.dtype != torch.float32 and min(q.shape[2], value_cache.shape[3]) <= 32
 
 
 def _splits(programs: int, wanted: int, keys: int, shortest: int) -> int:
