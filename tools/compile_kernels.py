@@ -54,7 +54,7 @@ class Compiled(NamedTuple):
 
 
 class CompileOnly:
-    """A Triton driver of a GPU that is not there. Every target is a device of its own: Triton keeps kernels by device."""
+    """A Triton driver of a GPU that is not there; each target is a device, because Triton keeps kernels by device."""
 
     devices: dict[GPUTarget, int] = {}
 

@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernel_mutants
+
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("atom_patches", "atom_patches_boot.py", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
 PCP = "tests/vllm/test_pcp.py"
@@ -172,7 +174,9 @@ TRANSITIONS = [
     ),  # noqa: E501
 ]
 
-MUTANTS = [*CORE, *MEMBERS, *TRANSITIONS]
+KERNELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in kernel_mutants.FAULTS]
+
+MUTANTS = [*CORE, *KERNELS, *MEMBERS, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:
