@@ -543,9 +543,9 @@ def test_a_cache_of_more_than_two_to_the_31_bytes(provider: str) -> None:
     small = poisoned_cache(2, page, size)
     reference.indexer_cache_write(keys, slots - slots[0], small, True)
     assert torch.equal(cache[-2:], small)
-    # Not the keys' own seed: a query that equals a key sums positive terms only, of which Hopper's FP8 units cut bits off.
+    # Not the keys' seed: of a query that equals a key, a sum of positive terms, Hopper's FP8 units lose the last bits.
     q, weights = queries(1, 64, size, seed=4)
-    paged = q, cache, weights, on_device([[blocks - 2, blocks - 1]]), None, on_device([100]), 128
+    paged = q, cache, weights / 8, on_device([[blocks - 2, blocks - 1]]), None, on_device([100]), 128
     if not (verdict := registry.supports(INDEXER_LOGITS_PAGED, provider, paged)).ok:
         pytest.skip(verdict.reason)
     got = registry.implementation(INDEXER_LOGITS_PAGED, provider)(*paged)
