@@ -80,6 +80,11 @@ def check(operation: Operation, provider: str, arguments: tuple[Any, ...], *, to
     assert not touched, f"{who} wrote to {', '.join(touched)}"
 
 
+def spread(x: Tensor) -> Tensor:
+    """The vector x as a column of a table, as engines hand over slots and lengths: other values lie in between."""
+    return torch.stack([x, torch.zeros_like(x)], dim=1)[:, 0]
+
+
 def opcheck(operation: Operation, arguments: tuple[Any, ...]) -> None:
     """The operator's schema, mutations and fake implementation are what they say, also under torch.compile."""
     torch.library.opcheck(operation.operator, arguments)

@@ -199,6 +199,15 @@ def test_segments_compose_to_the_whole_scan(provider: str, lengths: list[int], s
     torch.testing.assert_close(end + start[0].double() @ total_map, expected[0].double(), rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("provider", OWN)
+def test_bounds_with_other_values_in_between(provider: str) -> None:
+    x = Inputs([9, 11], seed=5)
+    x.cu_seqlens = harness.spread(x.cu_seqlens)
+    harness.check(CHUNK_GATED_DELTA_RULE, provider, x.arguments(x.state), tolerance=TOLERANCE["float32"])
+    if provider in SEGMENT:
+        harness.check(CHUNK_GATED_DELTA_RULE_SEGMENT, provider, x.segment(), tolerance=TOLERANCE["float32"])
+
+
 def test_the_map_of_one_row_is_its_formula() -> None:
     x = Inputs([1], 1, 1, 5, 3, seed=9)
     end, state_map = chunk_gated_delta_rule_segment(*x.segment()[:-1], cu_seqlens=x.cu_seqlens)

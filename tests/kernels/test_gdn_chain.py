@@ -216,6 +216,16 @@ def test_padding_and_rows_that_no_sequence_owns(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("name", ["conv_bias", "slots", "has_initial_state", "cu_seqlens", "A_log", "dt_bias"])
+def test_vectors_with_other_values_in_between(provider: str, name: str) -> None:
+    x = draw([9, 11], [2, 1], resumed=[True, True], seed=5)
+    x[name] = harness.spread(x[name])
+    check(provider, x)
+    if registry.available(GDN_PREFILL_SEGMENT, provider, harness.DEVICE).ok:
+        harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", OWN)
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
 def test_no_rows(provider: str, lengths: list[int]) -> None:
     x = draw(lengths)

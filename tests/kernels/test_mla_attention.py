@@ -363,10 +363,10 @@ def test_the_log_sum_is_not_rounded_to_the_queries_dtype(provider: str, dtype: s
 @pytest.mark.parametrize("provider", GENERAL)
 def test_queries_and_tables_at_any_stride(provider: str) -> None:
     batch = Batch([2, 3], [9, 30], heads=3, tail=1)
-    q, cache, table, *rest = batch.dense()
+    q, cache, table, starts, lengths, *rest = batch.dense()
     q = q.transpose(0, 1).contiguous().transpose(0, 1)
-    table = table.T.contiguous().T
-    check(provider, MLA_ATTENTION, (q, cache, table, *rest), "float32")
+    table, starts, lengths = table.T.contiguous().T, harness.spread(starts), harness.spread(lengths)
+    check(provider, MLA_ATTENTION, (q, cache, table, starts, lengths, *rest), "float32")
     indices = some_of(batch, 7, seed=0).T.contiguous().T
     check(provider, SPARSE_MLA_ATTENTION, (q, *batch.sparse(indices)[1:]), "float32")
 

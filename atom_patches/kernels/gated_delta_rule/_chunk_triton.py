@@ -80,6 +80,7 @@ def chunk_gated_delta_rule(
         return out.zero_(), final
     if v.shape[0] == 0:
         return out, final.zero_() if initial_state is None else final.copy_(initial_state)
+    cu_seqlens = cu_seqlens.contiguous()
     chunks = prepare(q, k, g, beta, cu_seqlens, out=out)
     scan(q, k, v, chunks, cu_seqlens, out=out, initial=initial_state, final=final, scale=scale)
     return out, final
@@ -95,6 +96,7 @@ def chunk_gated_delta_rule_segment(
         return final, maps
     if v.shape[0] == 0:
         return final.zero_(), maps.copy_(torch.eye(size, device=v.device))
+    cu_seqlens = cu_seqlens.contiguous()
     chunks = prepare(None, k, g, beta, cu_seqlens, out=None)
     scan(None, k, v, chunks, cu_seqlens, final=final, maps=maps)
     return final, maps
@@ -173,6 +175,7 @@ def prepare(
     """Launch `prepare_kernel`.
 
     Args:
+        cu_seqlens, gates: contiguous.
         out: [T, HV, V], of which the rows that no sequence owns become 0; None: no outputs will be wanted.
         gates: (A_log, dt_bias) where g and beta are the gates' projections a and b.
     """
@@ -237,6 +240,7 @@ def scan(
     """Launch `scan_kernel`.
 
     Args:
+        cu_seqlens, slots, resumed: contiguous.
         out: the outputs; None: none are computed, and q and the scores are not read.
         initial: [N, HV, V, K] or, with `slots` and without `maps`, a pool [S, HV, V, K]; None: zeros.
         final: likewise; where it is a pool it is the same one.

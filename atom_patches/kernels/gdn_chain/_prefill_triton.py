@@ -73,6 +73,9 @@ def gdn_prefill(
     out = torch.empty(total, heads, value_size, dtype=mixed_qkv.dtype, device=mixed_qkv.device)
     if total == 0 or slots.shape[0] == 0:
         return out.zero_()
+    conv_bias, slots, has_initial_state, cu_seqlens, A_log, dt_bias = _in_line(
+        conv_bias, slots, has_initial_state, cu_seqlens, A_log, dt_bias
+    )
     q, k, v = convolve(
         mixed_qkv, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens, eps, activation, null_slot,
         heads=(heads, value_size, ssm_state.shape[3]), update=True,
@@ -130,6 +133,9 @@ def gdn_prefill_segment(
     maps = torch.empty(count, heads, key_size, key_size, dtype=torch.float32, device=device)
     if mixed_qkv.shape[0] == 0 or count == 0:
         return final.zero_(), maps.copy_(torch.eye(key_size, device=device))
+    conv_bias, slots, has_initial_state, cu_seqlens, A_log, dt_bias = _in_line(
+        conv_bias, slots, has_initial_state, cu_seqlens, A_log, dt_bias
+    )
     _, k, v = convolve(
         mixed_qkv, conv_weight, conv_bias, conv_state, slots, has_initial_state, cu_seqlens, eps, activation, null_slot,
         heads=(heads, value_size, key_size), update=False,
@@ -137,6 +143,25 @@ def gdn_prefill_segment(
     chunks = prepare(None, k, a, b, cu_seqlens, out=None, gates=(A_log, dt_bias))
     scan(None, k, v, chunks, cu_seqlens, final=final, maps=maps, slots=slots, null_slot=null_slot)
     return final, maps
+
+
+def _in_line(
+    bias: Tensor | None,
+    slots: Tensor,
+    resumed: Tensor | None,
+    cu_seqlens: Tensor,
+    decay_log: Tensor,
+    decay_bias: Tensor,
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """The vectors as the kernels step through them; slots are a column of the block table in vLLM, for one."""
+    return (
+        None if bias is None else bias.contiguous(),
+        slots.contiguous(),
+        None if resumed is None else resumed.contiguous(),
+        cu_seqlens.contiguous(),
+        decay_log.contiguous(),
+        decay_bias.contiguous(),
+    )
 
 
 def convolve(
@@ -161,6 +186,7 @@ def convolve(
     of padding sequences, and rows that no sequence owns, are not written.
 
     Args:
+        bias, slots, resumed, cu_seqlens: contiguous.
         heads: (HV, V, K).
         update: whether the states are to hold the last inputs afterwards.
     """

@@ -86,6 +86,7 @@ def mla_attention(
     config = _config(blocks_of, heads * max_seqlen_q, max_seqlen_k, layout, q)
     blocks = triton.cdiv(tokens * heads, config.rows) + sequences + 1
     pointers, sizes, strides = _cache_arguments(cache, cache_scale, value_size, q.shape[2] - value_size, by_slot=False)
+    cu_seqlens_q, seq_lens_k = cu_seqlens_q.contiguous(), seq_lens_k.contiguous()
 
     def launch(out: Tensor, lse: Tensor) -> None:
         _kernels.dense[(blocks, config.splits)](

@@ -45,7 +45,7 @@ def indexer_cache_gather(cache: Tensor, block_table: Tensor, cu_seqlens_k: Tenso
     if total:
         rows = 32
         _kernels.gather[(triton.cdiv(total, rows),)](
-            values, scales, block_table, cu_seqlens_k, key, key_scale, total, block_table.shape[0], size,
+            values, scales, block_table, cu_seqlens_k.contiguous(), key, key_scale, total, block_table.shape[0], size,
             *block_table.stride(), values.stride(0), scales.stride(0),
             PAGE=cache.shape[1], ROWS=rows, COLUMNS=triton.next_power_of_2(size), num_warps=4,
         )  # fmt: skip
