@@ -217,6 +217,8 @@ def first_failure(mutant: Mutant) -> str | None:
         done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=1200)
     if done.returncode == 0:
         return None
+    if done.returncode < 0:
+        return f"the tests crashed (signal {-done.returncode})"
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode != 1 or found is None:
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}")
