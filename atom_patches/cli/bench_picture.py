@@ -36,7 +36,7 @@ def draw(path: Path, machine: Machine, found: Sequence[tuple[CaseReport, str | N
             f"{path}: not drawn: matplotlib is not installed (pip install 'atom-patches[plot]')."
         ) from error
     providers = [name for name in COLOURS if any(report.ratio(name) for report, _ in shown)]
-    with matplotlib.rc_context({"svg.hashsalt": "atom_patches", "font.size": 8}):
+    with matplotlib.rc_context({"svg.hashsalt": "atom_patches", "svg.fonttype": "none", "font.size": 8}):
         figure = figures.Figure(figsize=(9, 1.2 + 0.16 * len(shown) * (len(providers) + 0.6)), layout="constrained")
         axes = figure.subplots()
         _bars(axes, shown, providers)
