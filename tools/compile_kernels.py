@@ -131,12 +131,12 @@ def cases(family: str) -> Iterator[Any]:
 def compile_case(case: Any, target: str) -> Iterator[Compiled]:
     operation = case.operation
     arguments = case.inputs(torch.device("meta"))
-    verdict = registry.supports(operation, "triton", arguments)
-    if not verdict.ok:
-        print(f"compile: {operation.name} {case.label}: {verdict.reason}", file=sys.stderr)
-        return
     kernels: list[Any] = []
     with compiling_for(target, kernels):
+        verdict = registry.supports(operation, "triton", arguments)
+        if not verdict.ok:
+            print(f"compile: {operation.name} {case.label} for {target}: {verdict.reason}", file=sys.stderr)
+            return
         registry.implementation(operation, "triton")(*arguments)
     for kernel in kernels:
         meta = kernel.metadata

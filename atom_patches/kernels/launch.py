@@ -24,6 +24,16 @@ def has_fp8_dot() -> bool:
     return backend() == "cuda" and int(_target().arch) >= 89
 
 
+def converts_e4m3() -> bool:
+    """Whether kernels can read and write E4M3 (OCP) at all: NVIDIA's can from compute capability 8.9 on."""
+    return backend() != "cuda" or int(_target().arch) >= 89
+
+
+def starts_early() -> bool:
+    """Whether a kernel may be launched while the one before it still runs: NVIDIA's programmatic dependent launch."""
+    return backend() == "cuda" and int(_target().arch) >= 90
+
+
 def _target() -> Any:
     return driver.active.get_current_target()  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -40,4 +50,4 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-__all__ = ["backend", "has_fp8_dot", "processors"]
+__all__ = ["backend", "converts_e4m3", "has_fp8_dot", "processors", "starts_early"]

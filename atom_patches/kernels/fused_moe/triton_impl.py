@@ -288,7 +288,7 @@ def _aligned(width: int, *weights: Tensor) -> bool:
 
 
 def _early(config: Config) -> dict[str, bool]:
-    return {"EARLY": True, "launch_pdl": True} if config.early and launch.backend() == "cuda" else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if config.early and launch.starts_early() else {"EARLY": False}
 
 
 def _launch(plan: Plan, tile: Tile, n: int, k: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atom_patches.kernels.causal_conv1d.triton_impl import convolve_draft, convolve_step
 from atom_patches.kernels.gated_delta_rule._recurrent_triton import draft_kernel, step_config, step_kernel, supports
-from atom_patches.kernels.launch import backend
+from atom_patches.kernels.launch import starts_early
 from atom_patches.kernels.registry import Verdict
 
 __all__ = ["gdn_decode", "gdn_verify", "supports_gdn_decode", "supports_gdn_verify"]
@@ -93,9 +93,8 @@ def gdn_decode(
 
 
 def config(state: Tensor) -> tuple[int, int, bool]:
-    """(values, warps) of a program, and whether it may be launched while the convolution still runs: NVIDIA's
-    programmatic dependent launch."""
-    return *step_config(state), backend() == "cuda"
+    """(values, warps) of a program, and whether it may be launched while the convolution still runs."""
+    return *step_config(state), starts_early()
 
 
 def gdn_verify(

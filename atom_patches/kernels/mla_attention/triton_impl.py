@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from atom_patches.kernels.launch import backend, processors
+from atom_patches.kernels.launch import backend, converts_e4m3, processors
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import _kernels
@@ -159,6 +159,8 @@ def _supported(q: Tensor, cache: Tensor, value_size: int) -> Verdict:
     layout = layout_of(cache, value_size, rope_size)
     if layout is Layout.PLAIN and cache.dtype != q.dtype:
         return no(f"queries of {q.dtype} over a cache of {cache.dtype}")
+    if layout is not Layout.PLAIN and not converts_e4m3():
+        return no("Triton reads E4M3 from compute capability 8.9 on")
     if layout is Layout.PACKED and q.dtype == torch.float16:
         return no("float16 does not reach down to a weight times the scale of a packed group")
     if q.stride(2) != 1 or cache.stride(2) != 1:

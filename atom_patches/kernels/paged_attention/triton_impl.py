@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from atom_patches.kernels.launch import backend, processors
+from atom_patches.kernels.launch import backend, converts_e4m3, processors
 from atom_patches.kernels.merge_attention.triton_impl import merge_into
 from atom_patches.kernels.registry import YES, Verdict, no
 
@@ -65,6 +65,8 @@ def supports_paged_attention(
 ) -> Verdict:
     if q.dtype not in FLOATS or (key_cache.dtype != q.dtype and key_cache.dtype not in EIGHT_BITS):
         return no(f"queries of {q.dtype} with a cache of {key_cache.dtype}")
+    if key_cache.dtype == torch.float8_e4m3fn and not converts_e4m3():
+        return no("Triton reads E4M3 from compute capability 8.9 on")
     if key_cache.dtype == torch.float8_e4m3fnuz and backend() == "cuda":
         return no("NVIDIA GPUs do not know float8_e4m3fnuz")
     if max(q.shape[2], value_cache.shape[3]) > LARGEST_HEAD:

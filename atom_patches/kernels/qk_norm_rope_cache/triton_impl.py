@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.launch import converts_e4m3
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import power_of_two, programs
 
@@ -46,6 +47,8 @@ def supports_qk_norm_rope_cache(
     for name, tensor in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache)):
         if tensor is not None and tensor.stride(-1) != 1:
             return no(f"the last dimension of {name} must be contiguous, its stride is {tensor.stride(-1)}")
+    if key_cache is not None and key_cache.dtype == torch.float8_e4m3fn and not converts_e4m3():
+        return no("Triton writes E4M3 from compute capability 8.9 on")
     if key_cache is not None and key_cache.dtype == torch.float8_e4m3fnuz and torch.version.hip is None:
         return no("Triton converts to float8_e4m3fnuz on AMD GPUs only")
     return YES

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from atom_patches.kernels.launch import backend, has_fp8_dot, processors
+from atom_patches.kernels.launch import backend, converts_e4m3, has_fp8_dot, processors
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import _kernels, _topk
@@ -185,6 +185,8 @@ def _parts(columns: int, k: int, step: int, most: int) -> int:
 def _queries(q: Tensor) -> Verdict:
     if q.dtype != torch.float8_e4m3fn:
         return no(f"queries of {q.dtype}; float8_e4m3fn only")
+    if not converts_e4m3():
+        return no("Triton reads E4M3 from compute capability 8.9 on")
     if q.stride(2) != 1:
         return no("the values of a query are not next to each other")
     if q.shape[2] > LARGEST_SIZE or q.shape[1] > 128:
