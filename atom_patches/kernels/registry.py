@@ -230,7 +230,11 @@ def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tup
 def _run(operation: Operation, *arguments: Any) -> Any:
     choice = choose(operation, arguments)
     _tell(operation.name, choice.provider, choice.reason)
-    return choice.function(*arguments)
+    device = _device(arguments)
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return choice.function(*arguments)
+    with torch.cuda.device(device):  # Triton launches on the current device, wherever the tensors are
+        return choice.function(*arguments)
 
 
 @functools.cache
@@ -270,7 +274,11 @@ def _module(package: str | None, family: str, provider: str) -> ModuleType | Ver
     name = f"{package}.{family}" if provider == "engine" else f"{package}.{provider}_impl"
     if importlib.util.find_spec(name) is None:
         return no(f"{provider} has no implementation of {family}")
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:  # the engine or Triton is another version than the one that the module is written for
+        log.logger().warning("%s cannot be imported and serves nothing: %s", name, error)
+        return no(f"{name} cannot be imported: {error}")
 
 
 @functools.cache

@@ -41,7 +41,10 @@ else:
 def providers(operation: Operation) -> list[str]:
     """Those that can run in this process, the reference among them; on a CPU, AITER is its stand-in."""
     with contextlib.nullcontext() if GPU else aiter_stand_in.installed():
-        return [name for name in registry.PROVIDERS if registry.available(operation, name, DEVICE).ok]
+        verdicts = {name: registry.available(operation, name, DEVICE) for name in registry.PROVIDERS}
+    broken = [verdict.reason for verdict in verdicts.values() if "cannot be imported" in verdict.reason]
+    assert not broken, f"{operation.name}: {broken}"
+    return [name for name, verdict in verdicts.items() if verdict.ok]
 
 
 def examples(count: int) -> Callable[[Any], Any]:

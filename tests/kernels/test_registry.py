@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -116,6 +117,42 @@ def test_a_provider_that_cannot_run_here_is_passed_over(gpu: Any, providers: Any
     providers("engine", rms_norm=served, available=lambda: no("its library is missing"))
     gpu(["engine"])
     assert chosen() == "torch"
+
+
+def test_a_provider_that_cannot_be_imported_is_passed_over(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when an engine has moved what its binding imports."""
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "__init__.py").touch()
+    (tmp_path / "moved" / "rms_norm.py").write_text("from json import gone_in_this_version\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(logging.getLogger("atom_patches"), "propagate", True)
+    monkeypatch.setattr(registry, "_offered", "moved")
+    gpu(["engine", "torch"])
+    assert chosen() == "torch"
+    assert "moved.rms_norm cannot be imported" in caplog.text
+    monkeypatch.setenv("ATOM_KERNELS", "engine")
+    with pytest.raises(KernelUnavailable, match=r"moved\.rms_norm cannot be imported: .*gone_in_this_version"):
+        chosen()
+
+
+def test_kernels_are_launched_on_the_device_of_the_tensors(providers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    providers("triton", rms_norm=served)
+    monkeypatch.setenv("ATOM_KERNELS", "triton")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    for device in ("cpu", "cuda:0", "cuda:1"):
+        monkeypatch.setattr(registry, "_device", lambda arguments, device=device: torch.device(device))
+        RMS_NORM(*CALL)
+    assert entered == [torch.device("cuda:1")]
 
 
 def test_an_asked_for_provider_that_cannot_serve_is_an_error(providers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
