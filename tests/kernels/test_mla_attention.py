@@ -341,6 +341,13 @@ def test_decode_over_divided_keys(provider: str, queries: int) -> None:
 
 
 @pytest.mark.parametrize("provider", GENERAL)
+def test_more_heads_than_a_block_holds(provider: str) -> None:
+    batch = Batch([2, 0, 1], [9, 3, 5], heads=128, sizes=(16, 16), tail=1)
+    check(provider, MLA_ATTENTION, batch.dense(), "float32")
+    check(provider, SPARSE_MLA_ATTENTION, batch.sparse(some_of(batch, 5, seed=0)), "float32")
+
+
+@pytest.mark.parametrize("provider", GENERAL)
 def test_divided_choices_of_tokens(provider: str) -> None:
     """Of 300 places only the first are in use in one row, only the last in another, none in a third."""
     batch = Batch([4], [300], sizes=(16, 16), page=16)
