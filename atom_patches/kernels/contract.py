@@ -71,12 +71,16 @@ Expected = dict[str, Tensor]
 
 def results_of(operation: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Expected:
     """Call `function`: its outputs, and the arguments that the schema lets it write to, by name."""
-    outputs = function(*arguments)
-    found = {f"output {i}": tensor for i, tensor in enumerate(_tensors(outputs))}
+    found = outputs_of(function(*arguments))
     for position in operation.mutated:
         for i, tensor in enumerate(_tensors(arguments[position])):
             found[f"written argument {position}" + (f"[{i}]" if i else "")] = tensor
     return found
+
+
+def outputs_of(results: Any) -> Expected:
+    """The tensors that a call returned, by name."""
+    return {f"output {i}": tensor for i, tensor in enumerate(_tensors(results))}
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, currently_in_test_context, settings
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from atom_patches import arming
 from atom_patches.kernels import contract, registry
@@ -77,6 +79,8 @@ def check(operation: Operation, provider: str, arguments: tuple[Any, ...], *, to
         found = contract.results_of(operation, registry.implementation(operation, provider), given)
     who = f"{operation.name} by {provider}"
     assert list(found) == list(wanted), f"{who}: {list(found)} instead of {list(wanted)}"
+    for name, promised in promises(operation, arguments).items():
+        assert layout(found[name]) == layout(promised), f"{who}: {name} is not laid out as its fake says"
     for name, got in found.items():
         contract.compare(f"{who}: {name}", got, wanted[name], tolerance)
     touched = contract.touched(operation, arguments, given)
@@ -86,6 +90,17 @@ def check(operation: Operation, provider: str, arguments: tuple[Any, ...], *, to
 def spread(x: Tensor) -> Tensor:
     """The vector x as a column of a table, as engines hand over slots and lengths: other values lie in between."""
     return torch.stack([x, torch.zeros_like(x)], dim=1)[:, 0]
+
+
+def promises(operation: Operation, arguments: tuple[Any, ...]) -> contract.Expected:
+    """The outputs as torch.compile is told they will be, without data."""
+    with FakeTensorMode() as mode:
+        return contract.outputs_of(operation.fake(*pytree.tree_map_only(Tensor, mode.from_tensor, arguments)))
+
+
+def layout(x: Tensor) -> list[tuple[int, int]]:
+    """Size and stride of every dimension in which something can be elsewhere."""
+    return [pair for pair in zip(x.shape, x.stride(), strict=True) if pair[0] != 1] if x.numel() else []
 
 
 def opcheck(operation: Operation, arguments: tuple[Any, ...]) -> None:

@@ -114,7 +114,7 @@ def sparse_mla_attention(
     if not packed:
         flat = cache.view(-1, 1, cache.shape[-1])
         out, _, lse = flashmla.flash_mla_sparse_fwd(q, flat, indices[:, None], scale)
-        return out[:, :heads], _negative(lse[:, :heads])
+        return out[:, :heads].contiguous(), _negative(lse[:, :heads])
     axis = 1 if rows <= MOST_SEQUENCES else 0
     plan, _ = flashmla.get_mla_metadata()
     out, lse = flashmla.flash_mla_with_kvcache(
@@ -129,7 +129,7 @@ def sparse_mla_attention(
         softmax_scale=scale,
     )
     out, lse = out.squeeze(axis), lse.transpose(1, 2).squeeze(axis)
-    return out[:, :heads], _negative(lse[:, :heads])
+    return out[:, :heads].contiguous(), _negative(lse[:, :heads])
 
 
 def supports_mla_cache_write(
@@ -166,4 +166,4 @@ def _shapes(q: Tensor, cache: Tensor, value_size: int) -> Verdict:
 
 
 def _negative(lse: Tensor) -> Tensor:
-    return torch.where(lse == math.inf, -math.inf, lse)
+    return torch.where(lse == math.inf, -math.inf, lse).contiguous()

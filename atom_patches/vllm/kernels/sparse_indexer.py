@@ -1,8 +1,9 @@
 """vLLM's sparse indexer on NVIDIA GPUs: its cache and selection kernels, and DeepGEMM for the logits.
 
 What is outside a query's range is cleared here, which vLLM spares itself, because its selection goes by the range:
-DeepGEMM does it for the ragged logits, a pass over the paged ones does it there. The plan of the paged logits, which
-vLLM makes once a step for all layers, is made in every call.
+DeepGEMM does it for the ragged logits, a pass over the paged ones does it there. DeepGEMM's rows may be longer than
+what it returns of them; here they are not. The `timed_` functions are the calls that vLLM makes, but for the plan of
+the paged logits: vLLM makes it once a step for all layers, here it is made in every call.
 """
 
 from __future__ import annotations
@@ -73,7 +74,14 @@ def supports_indexer_logits(
 
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    return deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=True)
+    found = deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=True)
+    return found.contiguous()
+
+
+def timed_indexer_logits(
+    q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor
+) -> Tensor:
+    return deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=False)
 
 
 def supports_indexer_logits_paged(
@@ -105,9 +113,23 @@ def indexer_logits_paged(
     lengths: Tensor,
     max_seqlen_k: int,
 ) -> Tensor:
+    found = timed_indexer_logits_paged(q, cache, weights, block_table, requests, lengths, max_seqlen_k)
+    unseen = torch.arange(max_seqlen_k, device=q.device) >= lengths.unsqueeze(-1)
+    return found.masked_fill_(unseen, -torch.inf).contiguous()
+
+
+def timed_indexer_logits_paged(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    block_table: Tensor,
+    requests: Tensor | None,
+    lengths: Tensor,
+    max_seqlen_k: int,
+) -> Tensor:
     seen = lengths.unsqueeze(-1)
     plan = deep_gemm.get_paged_mqa_logits_metadata(seen, PAGE, num_compute_units(q.device.index or 0))
-    logits = deep_gemm.fp8_fp4_paged_mqa_logits(
+    return deep_gemm.fp8_fp4_paged_mqa_logits(
         (q.unsqueeze(1), None),
         cache.view(torch.uint8).unsqueeze(-2),
         weights,
@@ -117,7 +139,6 @@ def indexer_logits_paged(
         max_model_len=max_seqlen_k,
         clean_logits=False,
     )
-    return logits.masked_fill_(torch.arange(max_seqlen_k, device=q.device) >= seen, -torch.inf)
 
 
 def supports_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Verdict:
