@@ -28,7 +28,8 @@ def supports_chunk_gated_delta_rule(
     scale: float,
     chunk_size: int,
 ) -> Verdict:
-    return supports_rule(v.shape[0], k.shape[2], q, k, v)
+    rule = supports_rule(v.shape[0], k.shape[2], q, k, v)
+    return supports_plan(cu_seqlens) if rule.ok else rule
 
 
 def supports_rule(rows: int, key_size: int, *tensors: Tensor) -> Verdict:
@@ -39,6 +40,13 @@ def supports_rule(rows: int, key_size: int, *tensors: Tensor) -> Verdict:
         return no(f"vLLM's kernels keep at most 256 keys, not {key_size}")
     if rows == 0:
         return no("vLLM's kernels are not launched without rows")
+    return YES
+
+
+def supports_plan(cu_seqlens: Tensor) -> Verdict:
+    """Whether the table of chunks is there or can be made now: its size is read from the device."""
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing() and _kept(cu_seqlens) is None:
+        return no("vLLM counts the chunks before the layers run, outside CUDA graphs")
     return YES
 
 
@@ -82,17 +90,20 @@ _planned: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def plan_chunks(cu_seqlens: Tensor) -> Plan:
     """The table that vLLM makes once a step for all layers; kept as long as cu_seqlens lives unchanged."""
-    version = None if cu_seqlens.is_inference() else cu_seqlens._version
-    kept = _planned.get(cu_seqlens)
-    if kept is not None and version is not None and kept[0] == version:
-        return kept[1]
-    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("vLLM counts the chunks before the layers run, outside CUDA graphs")
+    if (kept := _kept(cu_seqlens)) is not None:
+        return kept
     counts = (cu_seqlens.cpu().diff() + FLA_CHUNK_SIZE - 1) // FLA_CHUNK_SIZE
     offsets = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
     sequence = torch.repeat_interleave(torch.arange(counts.numel()), counts)
     number = torch.arange(sequence.numel()) - offsets[sequence]
     indices = torch.stack([sequence, number], dim=1)
     plan = Plan(indices.to(cu_seqlens), offsets.to(cu_seqlens.device))
-    _planned[cu_seqlens] = (version, plan)
+    if not cu_seqlens.is_inference():
+        _planned[cu_seqlens] = (cu_seqlens._version, plan)
     return plan
+
+
+def _kept(cu_seqlens: Tensor) -> Plan | None:
+    """The table made earlier; an inference tensor does not tell whether it was changed since."""
+    found = None if cu_seqlens.is_inference() else _planned.get(cu_seqlens)
+    return found[1] if found is not None and found[0] == cu_seqlens._version else None

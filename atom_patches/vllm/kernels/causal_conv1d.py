@@ -38,6 +38,8 @@ def supports_causal_conv1d(
     check_per_sequence("has_initial_state", has_initial_state, slots.shape[0])
     if has_initial_state is None:
         return no("vLLM's prefill convolution reads has_initial_state")
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing() and _kept(cu_seqlens, x.shape[0]) is None:
+        return no("vLLM prepares its prefill convolution before the layers run, outside CUDA graphs")
     return supports_filter(x, weight, bias, state, cu_seqlens, has_initial_state)
 
 
@@ -230,12 +232,8 @@ def _metadata(cu_seqlens: Tensor, rows: int) -> Any:
 
     Kept as long as cu_seqlens lives unchanged; an inference tensor does not tell whether it was, and is prepared anew.
     """
-    version = None if cu_seqlens.is_inference() else cu_seqlens._version
-    kept = _prepared.get(cu_seqlens)
-    if kept is not None and version is not None and kept[0] == (version, rows):
-        return kept[1]
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("vLLM prepares its prefill convolution before the layers run, outside CUDA graphs")
+    if (kept := _kept(cu_seqlens, rows)) is not None:
+        return kept
     counts = (cu_seqlens.diff() + ROWS - 1) // ROWS
     ends = counts.cumsum(0)
     bound = rows // ROWS + counts.shape[0]
@@ -248,8 +246,15 @@ def _metadata(cu_seqlens: Tensor, rows: int) -> Any:
     arrays = {"batch_ptr": sequence, "token_chunk_offset_ptr": block}
     programs = {"tot": bound, "mlist": sequence, "mlist_len": bound, "offsetlist": block, **arrays}
     found = SimpleNamespace(nums_dict={ROWS: programs}, **arrays)
-    _prepared[cu_seqlens] = ((version, rows), found)
+    if not cu_seqlens.is_inference():
+        _prepared[cu_seqlens] = ((cu_seqlens._version, rows), found)
     return found
+
+
+def _kept(cu_seqlens: Tensor, rows: int) -> Any:
+    """What was prepared earlier, or None."""
+    found = None if cu_seqlens.is_inference() else _prepared.get(cu_seqlens)
+    return found[1] if found is not None and found[0] == (cu_seqlens._version, rows) else None
 
 
 __all__ = [
