@@ -17,7 +17,7 @@ def widen_bfloat16_dots() -> None:
     def create_wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain(self, *(_widened(self, operand) for operand in (a, b)), *rest)
 
-    interpreter.InterpreterBuilder.create_dot = create_wide_dot
+    interpreter.InterpreterBuilder.create_dot = create_wide_dot  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _widened(builder: Any, operand: Any) -> Any:

@@ -197,6 +197,7 @@ def test_routing_as_torch_sees_it() -> None:
         ({"n_group": 3}, "1 of 3 groups cannot be taken of 8 experts"),
         ({"n_group": 4, "topk_group": 1}, "3 experts cannot be chosen among 2"),
         ({"n_group": 8, "topk_group": 8, "bias": torch.zeros(8)}, "no two best scores"),
+        ({"bias": torch.zeros(7)}, r"bias must be \[8\], got \[7\]"),
     ],
 )
 def test_routing_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -137,3 +137,11 @@ def test_gating_as_torch_sees_it() -> None:
     a, b = torch.randn(2, 8, 5, device=harness.DEVICE).mT
     log, bias = torch.randn(2, 8, device=harness.DEVICE)
     harness.opcheck(GDN_GATING, (a, b, log, bias))
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_gating_of_other_shapes_is_refused(wrong: int) -> None:
+    arguments = [torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(4), torch.zeros(4)]
+    arguments[wrong] = arguments[wrong][..., :3]
+    with pytest.raises(ValueError, match=r"a and b must be one \[T, HV\]"):
+        gating_op.gdn_gating(*arguments)

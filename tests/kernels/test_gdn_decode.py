@@ -111,9 +111,7 @@ SHAPE = st.fixed_dictionaries(
         "activation": st.sampled_from(["silu", None]),
     }
 )
-LAYOUT = st.fixed_dictionaries(
-    {"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()}
-)
+LAYOUT = st.fixed_dictionaries({"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,9 +42,7 @@ def supports_causal_conv1d_halo(
     return _supports(x, weight, bias, halo)
 
 
-def supports_causal_conv1d_update(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *_: object
-) -> Verdict:
+def supports_causal_conv1d_update(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *_: object) -> Verdict:
     return _supports(x, weight, bias, state)
 
 

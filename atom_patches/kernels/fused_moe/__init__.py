@@ -113,13 +113,16 @@ def moe_routing(
     """Choose `top_k` experts for every token: (weights, ids), both [T, top_k], the best first.
 
     Raises:
-        ValueError: an unknown scoring, groups that do not divide the experts, or fewer experts than are to be chosen.
+        ValueError: an unknown scoring, a bias of another size, groups that do not divide the experts, or fewer experts
+            than are to be chosen.
     """
     experts = logits.shape[1]
     if scoring not in SCORING:
         raise ValueError(f"scoring must be one of {', '.join(SCORING)}, got {scoring!r}")
     if experts % n_group or not 1 <= topk_group <= n_group:
         raise ValueError(f"{topk_group} of {n_group} groups cannot be taken of {experts} experts")
+    if bias is not None and bias.shape != (experts,):
+        raise ValueError(f"bias must be [{experts}], got {list(bias.shape)}")
     if bias is not None and n_group > 1 and experts == n_group:
         raise ValueError("a group of one expert has no two best scores")
     if not 1 <= top_k <= topk_group * (experts // n_group):

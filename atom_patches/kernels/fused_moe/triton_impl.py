@@ -7,6 +7,7 @@ pair's number, so nothing is ever moved into sorted order, and the sum runs over
 two runs give the same bits. A shared expert's rows are row blocks like the others, in front of them.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import functools
@@ -214,7 +215,8 @@ def planned(
     shared = 0 if shared_w2 is None else shared_w2.shape[1] // w2.shape[2]
     early = _early(config)
     sort = {"TOP_K": top_k, "MAPPED": expert_map is not None, "BLOCK_M": config.rows}
-    ids = (topk_ids, *topk_ids.stride(), topk_ids if expert_map is None else expert_map.contiguous())
+    map_of = topk_ids if expert_map is None else expert_map.contiguous()
+    ids = (topk_ids, topk_ids.stride(0), topk_ids.stride(1), map_of)
     if config.tables or pairs > MOST_UNSORTED:
         routed = (pairs + min(experts, pairs) * (config.rows - 1)) // config.rows
         order, table = _sorted(ids, pairs, experts, routed, sort, early["EARLY"], x.device)

@@ -47,7 +47,13 @@ def gdn_gating(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Te
     Args:
         a, b: [T, HV] projections of the hidden states.
         A_log, dt_bias: [HV] weights.
+
+    Raises:
+        ValueError: shapes that contradict the above.
     """
+    if a.dim() != 2 or a.shape != b.shape or A_log.shape != a.shape[1:] or dt_bias.shape != a.shape[1:]:
+        shapes = [list(x.shape) for x in (a, b, A_log, dt_bias)]
+        raise ValueError(f"a and b must be one [T, HV], A_log and dt_bias [HV], got {shapes}")
     return GDN_GATING(a, b, A_log, dt_bias)
 
 
