@@ -27,7 +27,7 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch  # noqa: E402
-import triton  # noqa: E402
+from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
@@ -82,10 +82,10 @@ def compiling_for(target: str, found: list[Any]) -> Iterator[None]:
     """Within it, a launch compiles for `target` and adds the compiled kernel to `found`."""
     plain = JITFunction.run
 
-    def run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        sizes = grid(options) if callable(grid) else grid
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        sizes: Any = grid(options) if callable(grid) else grid
         assert all(size > 0 for size in sizes), f"{self.__name__} is launched with the empty grid {sizes}"
-        kernel = plain(self, *args, grid=grid, warmup=True, **options)
+        kernel: Any = plain(self, *args, grid=grid, warmup=True, **options)
         assert ("ptx" if target.startswith("cuda") else "amdgcn") in kernel.asm, f"{self.__name__} was not compiled"
         found.append(kernel)
         return kernel
@@ -106,7 +106,7 @@ def resources(kernel: Any, target: str) -> tuple[str, str]:
         file.flush()
         arch = re.search(r"\.target (\w+)", kernel.asm["ptx"])
         command = [
-            triton.knobs.nvidia.ptxas.path,
+            knobs.nvidia.ptxas.path,
             "-v",
             f"-arch={arch[1] if arch else 'sm_90a'}",
             file.name,

@@ -85,7 +85,11 @@ def _triton(name: str, path: Path) -> str:
     for file in sorted(MEASURED.glob("*/*.json")):
         table = json.loads(file.read_text(encoding="utf-8"))
         cases = [times for one in table["evidence"].get(name, {}).values() for times in one["microseconds"].values()]
-        ratios = sorted(times["engine"] / times["triton"] for times in cases if {"engine", "triton"} <= times.keys())
+        ratios = sorted(
+            times.get("baseline", times["engine"]) / times["triton"]
+            for times in cases
+            if {"engine", "triton"} <= times.keys()
+        )
         if ratios:
             span = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{ratios[0]:.2f}–{ratios[-1]:.2f}"
             parts.append(f"{span} × {ENGINES.get(table['engine'], table['engine'])}, {table['gpu']}")

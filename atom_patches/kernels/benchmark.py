@@ -159,7 +159,7 @@ def _timed(served: Served, found: Timing | str) -> Served:
 
 def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> str | None:
     """Whom `auto` takes, whatever the environment says."""
-    for provider, _ in registry._automatic(operation, arguments):
+    for provider, _ in registry.automatic(operation, arguments):
         if registry.supports(operation, provider, arguments).ok:
             return provider
     return None

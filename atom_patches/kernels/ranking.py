@@ -3,6 +3,7 @@
     {"gpu": ..., "engine": ..., "runs": [{"date", "versions", "ceilings"}, ...],
      "ranking": {operator: {shape class: [provider, ...]}},              the fastest first
      "evidence": {operator: {shape class: {"run": index into runs, "microseconds": {case: {provider: ...}}}}}}
+    where "baseline" stands for the engine's own call, if that does less than the operator promises.
 
 A run replaces the classes that it measured and leaves the others alone.
 """
@@ -103,6 +104,8 @@ def _relative(reports: Sequence[CaseReport], name: str) -> float:
 
 def _microseconds(report: CaseReport) -> dict[str, float]:
     times = {name: report.seconds(name) for name in report.providers}
+    if report.baseline is not None:
+        times["baseline"] = report.baseline.seconds
     return {name: round(seconds * 1e6, 2) for name, seconds in times.items() if seconds is not None}
 
 

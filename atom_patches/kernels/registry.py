@@ -15,7 +15,8 @@ order. It may add `available() -> Verdict` (can it run in this process at all) a
 
 `ATOM_KERNEL_<FAMILY>`, else `ATOM_KERNELS`, names the providers to try in order; if none of them can serve, the
 call raises. `auto`, the default, never raises: AITER comes first on ROCm; elsewhere the measured ranking of this
-operator, shape class and GPU; where nothing was measured, the engine's own kernel, then Triton; torch at last.
+operator, shape class and GPU; where nothing was measured, the engine's own kernel, then Triton; torch at last. Only
+within a CUDA graph's capture can `auto` find nobody: a reference that reads the device cannot be captured.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ class Operation:
         fake: the outputs' shapes and dtypes, for torch.compile.
         shape_class: the arguments' class in the measured table, such as "bfloat16 d2048 rows<=16".
         tolerance: dtype name -> (relative, absolute) difference from the reference that a provider may have.
+        reference_reads: whether the reference reads a tensor's data on the host, which a CUDA graph cannot capture.
+        unmeasured: whom `auto` tries, in order, for shapes that were not measured on the GPU. The engine's kernel comes
+            first, because it is never slower than itself, unless its binding has to wait for the device.
 
     `reference`, `fake` and `shape_class` take the schema's arguments, all of them, by position.
     """
@@ -94,6 +98,8 @@ class Operation:
     fake: Callable[..., Any]
     shape_class: Callable[..., str]
     tolerance: dict[str, tuple[float, float]]
+    reference_reads: bool = False
+    unmeasured: tuple[str, ...] = ("engine", "triton", "torch")
     _operator: torch._ops.OpOverload[..., Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -159,11 +165,20 @@ def available(operation: Operation, provider: str, device: torch.device) -> Verd
 
 def supports(operation: Operation, provider: str, arguments: tuple[Any, ...]) -> Verdict:
     """Whether `provider` can serve this call."""
-    found = available(operation, provider, _device(arguments))
-    if not found.ok or provider == "torch":
+    device = _device(arguments)
+    found = available(operation, provider, device)
+    if not found.ok:
         return found
+    if provider == "torch":
+        return _torch_serves(operation, device)
     check = getattr(_loaded(operation, provider), f"supports_{operation.name}", None)
     return YES if check is None else check(*arguments)
+
+
+def _torch_serves(operation: Operation, device: torch.device) -> Verdict:
+    if operation.reference_reads and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return no("the reference reads the device, which a CUDA graph's capture does not allow")
+    return YES
 
 
 def implementation(operation: Operation, provider: str) -> Callable[..., Any]:
@@ -183,7 +198,7 @@ def choose(operation: Operation, arguments: tuple[Any, ...]) -> Choice:
     """Decide who serves this call.
 
     Raises:
-        KernelUnavailable: the environment names providers, and none of them can serve it.
+        KernelUnavailable: none of the providers that the environment names can serve it; or nobody can, in a capture.
     """
     variable, asked = settings.kernel_providers(operation.family)
     refusals: list[str] = []
@@ -207,10 +222,11 @@ def _candidates(
         if item != "auto":
             yield item, f"{variable}={','.join(asked)}"
             continue
-        yield from _automatic(operation, arguments)
+        yield from automatic(operation, arguments)
 
 
-def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+def automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    """Whom `auto` tries for this call, in order, each with the reason for its place."""
     device = _device(arguments)
     if device.type != "cuda":
         yield "torch", f"the reference serves tensors on {device.type}"
@@ -222,7 +238,7 @@ def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> Iterator[tup
     ranking = _measured(gpu, _engine_package()).get(operation.name, {}).get(shape, [])
     for provider in ranking:
         yield provider, f"the fastest of those measured on {gpu} for {shape} that can serve"
-    for provider in ("engine", "triton", "torch"):
+    for provider in operation.unmeasured:
         if provider not in ranking:
             yield provider, f"nothing that can serve was measured on {gpu} for {shape}"
 

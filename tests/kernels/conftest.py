@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import aiter_stand_in
 import harness
@@ -21,6 +21,20 @@ def _aiter(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with aiter_stand_in.installed():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that was only refused is skipped, not passed."""
+    report = yield
+    if report.when == "setup":
+        harness.refusals.clear()
+        harness.served.clear()
+    reason = harness.only_refused()
+    if report.when == "call" and report.passed and reason is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: every example was refused: {reason}")
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,16 @@ else:
             break
 
 
+#: What the running test has been refused, and by whom it was served; see `only_refused`.
+refusals: list[str] = []
+served: list[str] = []
+
+
+def only_refused() -> str | None:
+    """The reason, if every example of the running test was refused: it has shown nothing."""
+    return refusals[0] if refusals and not served else None
+
+
 def providers(operation: Operation) -> list[str]:
     """Those that can run in this process, the reference among them; on a CPU, AITER is its stand-in."""
     with contextlib.nullcontext() if GPU else aiter_stand_in.installed():
@@ -63,15 +73,17 @@ def check(operation: Operation, provider: str, arguments: tuple[Any, ...], *, to
     """Fail unless `provider` serves the call, agrees with the reference, and writes only what it may.
 
     Every allocation of the provider holds NaN at first, so that an element left unwritten shows. Functions of AITER and
-    of engines are narrower than our schemas and may refuse: the test is skipped, or the generated example passed over.
-    What AITER must serve is in aiter_stand_in/cases.py.
+    of engines are narrower than our schemas and may refuse: the test is skipped, or the generated example passed over,
+    and a test all of whose examples were refused counts as skipped. aiter_stand_in/cases.py has what AITER must serve.
     """
     __tracebackhide__ = True
     verdict = registry.supports(operation, provider, arguments)
     if provider in ("aiter", "engine") and not verdict.ok:
         if currently_in_test_context():
+            refusals.append(f"{provider} refuses: {verdict.reason}")
             return
         pytest.skip(f"{provider} refuses: {verdict.reason}")
+    served.append(provider)
     assert verdict.ok, f"{provider} refuses {operation.name}: {verdict.reason}"
     wanted = contract.results_of(operation, operation.reference, contract.clones(arguments))
     given = contract.clones(arguments)

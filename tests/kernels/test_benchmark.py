@@ -340,3 +340,14 @@ def test_every_case_is_one_call_with_a_name_of_its_own(family: str) -> None:
         case.operation.fake(*arguments)
         assert isinstance(case.operation.shape_class(*arguments), str)
         assert case.bytes > 0 and case.flops >= 0
+
+
+@pytest.mark.parametrize("family", benchmark.families())
+def test_references_that_read_the_device_say_so(family: str) -> None:
+    """A CUDA graph cannot capture them; on the meta device, which has no data, they fail."""
+    for case in benchmark.cases(family):
+        arguments = case.inputs(torch.device("meta"))
+        try:
+            case.operation.reference(*arguments)
+        except NotImplementedError:
+            assert case.operation.reference_reads, f"{case.operation.name} {case.label}"

@@ -19,6 +19,7 @@ from torch import Tensor
 from atom_patches.core import report
 from atom_patches.core.registry import Registry
 from atom_patches.kernels import registry
+from atom_patches.kernels.gated_delta_rule.chunk import CHUNK_GATED_DELTA_RULE
 from atom_patches.kernels.registry import YES, KernelUnavailable, no
 from atom_patches.kernels.rms_norm import RMS_NORM
 from atom_patches.vllm.engine import ENGINE as VLLM
@@ -97,6 +98,26 @@ def test_what_was_not_measured_goes_to_the_engine_then_to_triton(gpu: Any, provi
     providers("engine", rms_norm=served)
     registry._available.cache_clear()
     assert chosen() == "engine"
+
+
+def test_an_engine_that_waits_for_the_device_comes_after_triton(gpu: Any, providers: Any) -> None:
+    gpu()
+    for name in ("engine", "triton"):
+        providers(name, chunk_gated_delta_rule=served)
+    call = (torch.ones(2, 1, 8),) * 6 + (None, 1.0, 64)
+    candidates = [provider for provider, _ in registry.automatic(CHUNK_GATED_DELTA_RULE, call)]
+    assert candidates == ["triton", "engine", "torch"]
+
+
+def test_a_reference_that_reads_the_device_serves_no_capture(
+    gpu: Any, providers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert chosen() == "torch"
+    monkeypatch.setitem(vars(RMS_NORM), "reference_reads", True)
+    with pytest.raises(KernelUnavailable, match="reads the device, which a CUDA graph's capture does not allow"):
+        chosen()
 
 
 def test_aiter_comes_first_on_rocm(gpu: Any, providers: Any) -> None:

@@ -64,6 +64,7 @@ CAUSAL_CONV1D = Operation(
     fake=_like_rows,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 CAUSAL_CONV1D_HALO = Operation(
     package=__name__,
@@ -74,6 +75,7 @@ CAUSAL_CONV1D_HALO = Operation(
     fake=_rows_and_tail,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 CAUSAL_CONV1D_UPDATE = Operation(
     package=__name__,
@@ -84,6 +86,7 @@ CAUSAL_CONV1D_UPDATE = Operation(
     fake=_like_rows,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 CAUSAL_CONV1D_VERIFY = Operation(
     package=__name__,
@@ -94,6 +97,7 @@ CAUSAL_CONV1D_VERIFY = Operation(
     fake=_like_rows,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (CAUSAL_CONV1D, CAUSAL_CONV1D_HALO, CAUSAL_CONV1D_UPDATE, CAUSAL_CONV1D_VERIFY)
 

@@ -82,6 +82,7 @@ GATHER_ROWS = Operation(
     fake=_fake_gather,
     shape_class=_class_gather,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 PACK_ROWS = Operation(
     package=__name__,
@@ -91,6 +92,7 @@ PACK_ROWS = Operation(
     fake=_fake_pack,
     shape_class=_class_pack,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 SCATTER_ROWS = Operation(
     package=__name__,
@@ -100,6 +102,7 @@ SCATTER_ROWS = Operation(
     fake=_fake_scatter,
     shape_class=_class_scatter,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (GATHER_ROWS, PACK_ROWS, SCATTER_ROWS)
 

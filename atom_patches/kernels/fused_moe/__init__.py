@@ -95,6 +95,7 @@ FUSED_MOE = Operation(
     fake=_fake_moe,
     shape_class=_moe_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (MOE_ROUTING, FUSED_MOE)
 

@@ -58,6 +58,8 @@ CHUNK_GATED_DELTA_RULE = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
+    unmeasured=("triton", "engine", "torch"),  # bindings of engines wait for the device
 )
 CHUNK_GATED_DELTA_RULE_SEGMENT = Operation(
     package=_PACKAGE,
@@ -67,6 +69,7 @@ CHUNK_GATED_DELTA_RULE_SEGMENT = Operation(
     fake=_fake_segment,
     shape_class=_segment_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (CHUNK_GATED_DELTA_RULE, CHUNK_GATED_DELTA_RULE_SEGMENT)
 

@@ -42,6 +42,7 @@ RECURRENT_GATED_DELTA_RULE = Operation(
     fake=_like_v,
     shape_class=_step_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 VERIFY_GATED_DELTA_RULE = Operation(
     package=_PACKAGE,
@@ -52,6 +53,7 @@ VERIFY_GATED_DELTA_RULE = Operation(
     fake=_like_v,
     shape_class=_draft_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (RECURRENT_GATED_DELTA_RULE, VERIFY_GATED_DELTA_RULE)
 

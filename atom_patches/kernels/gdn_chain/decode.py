@@ -56,6 +56,7 @@ GDN_DECODE = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 GDN_VERIFY = Operation(
     package=_PACKAGE,
@@ -67,6 +68,7 @@ GDN_VERIFY = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (GDN_DECODE, GDN_VERIFY)
 

@@ -55,6 +55,8 @@ GDN_PREFILL = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
+    unmeasured=("triton", "engine", "torch"),  # bindings of engines wait for the device
 )
 
 
@@ -111,6 +113,7 @@ GDN_PREFILL_SEGMENT = Operation(
     fake=_fake_segment,
     shape_class=_segment_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (GDN_PREFILL, GDN_PREFILL_SEGMENT)
 

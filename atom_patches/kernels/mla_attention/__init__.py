@@ -104,6 +104,7 @@ MLA_ATTENTION = Operation(
     fake=_fake_mla_attention,
     shape_class=_dense_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 
 
@@ -208,6 +209,7 @@ MLA_CACHE_WRITE = Operation(
     fake=_fake_write,
     shape_class=_write_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (MLA_ATTENTION, SPARSE_MLA_ATTENTION, MLA_CACHE_WRITE)
 

@@ -111,6 +111,7 @@ PAGED_ATTENTION = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (PAGED_ATTENTION,)
 

@@ -124,6 +124,7 @@ QK_NORM_ROPE_CACHE = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 OPERATIONS = (QK_NORM_ROPE_CACHE,)
 

@@ -71,6 +71,7 @@ INDEXER_CACHE_WRITE = Operation(
     fake=_fake_write,
     shape_class=_write_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 
 
@@ -103,6 +104,7 @@ INDEXER_CACHE_GATHER = Operation(
     fake=_fake_gather,
     shape_class=_gather_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 
 
@@ -196,6 +198,7 @@ INDEXER_LOGITS_PAGED = Operation(
     fake=_fake_paged,
     shape_class=_paged_class,
     tolerance=TOLERANCE,
+    reference_reads=True,
 )
 
 

@@ -18,6 +18,8 @@ from vllm.v1.attention.ops import flashmla
 from atom_patches.kernels.mla_attention.layout import Layout, layout_of
 from atom_patches.kernels.registry import YES, Verdict, no
 
+from ._scale import one
+
 LATENT, ROPE, PAGE = 512, 64, 64
 #: With more rows than this the packed kernel is given them as one sequence, as the backend does with a prefill.
 MOST_SEQUENCES = 256
@@ -47,8 +49,9 @@ def supports_mla_attention(
         return no(
             f"queries of {q.dtype} over a cache of {cache.dtype}: with FP8, FlashMLA wants the queries in FP8 too"
         )
-    if seq_lens_k.shape[0] == 0 or q.shape[0] != seq_lens_k.shape[0] * max_seqlen_q:
-        return no("FlashMLA takes as many queries of every sequence")
+    if seq_lens_k.shape[0] == 0 or max_seqlen_q != 1 or q.shape[0] != seq_lens_k.shape[0]:
+        # More than one would have to be as many in every sequence, which the bound max_seqlen_q does not say.
+        return no("FlashMLA is bound for decode, one query of every sequence")
     if any(x.dtype != torch.int32 for x in (block_table, seq_lens_k)) or not block_table.is_contiguous():
         return no("FlashMLA takes contiguous indices of int32")
     return _shapes(q, cache, value_size)
@@ -153,7 +156,7 @@ def supports_mla_cache_write(
 def mla_cache_write(latent: Tensor, rope: Tensor, slots: Tensor, cache: Tensor, cache_scale: Tensor | None) -> None:
     layout = layout_of(cache, latent.shape[1], rope.shape[1])
     raw = cache if layout is Layout.PLAIN else cache.view(torch.uint8)
-    scale = torch.ones(1, device=cache.device) if cache_scale is None else cache_scale
+    scale = one(cache.device) if cache_scale is None else cache_scale
     ops.concat_and_cache_mla(latent, rope, raw, slots, _CACHE_DTYPE[layout], scale)
 
 

@@ -3,7 +3,6 @@ kernel after the other, outside a compiled graph."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +13,7 @@ from vllm.model_executor.layers.rotary_embedding.mrope import triton_mrope
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import rms_norm as norm
+from ._scale import one
 
 
 def supports_qk_norm_rope_cache(
@@ -106,7 +106,7 @@ def qk_norm_rope_cache(
     q, k = q.view(tokens, num_q_heads, head_dim), k.view(tokens, num_kv_heads, head_dim)
     if key_cache is not None and value_cache is not None and slots is not None:
         scaled = key_cache.dtype != qkv.dtype
-        one = _one(qkv.device)
+        unscaled = one(qkv.device)
         ops.reshape_and_cache_flash(
             k,
             v.view(tokens, num_kv_heads, head_dim),
@@ -114,8 +114,8 @@ def qk_norm_rope_cache(
             value_cache.view(torch.uint8) if scaled else value_cache,
             slots,
             "fp8" if scaled else "auto",
-            one if k_scale is None else k_scale,
-            one if v_scale is None else v_scale,
+            unscaled if k_scale is None else k_scale,
+            unscaled if v_scale is None else v_scale,
         )
     return q, k, gate.view(-1, num_q_heads, head_dim)
 
@@ -127,9 +127,3 @@ def _normalised(heads: Tensor, weight: Tensor | None, eps: float, gemma: bool, *
     elif not owned:
         heads = heads.clone(memory_format=torch.contiguous_format)
     return heads.reshape(heads.shape[0], -1)
-
-
-@functools.cache
-def _one(device: torch.device) -> Tensor:
-    """The scale of a cache without one."""
-    return torch.ones(1, dtype=torch.float32, device=device)
