@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atom_patches.kernels.aiter_binding import Function
 from atom_patches.kernels.registry import Verdict, no
+from atom_patches.kernels.slots import is_real
 
 PREFILL = Function(
     "aiter.ops.triton.conv.causal_conv1d:causal_conv1d_fn",
@@ -62,7 +63,7 @@ def causal_conv1d(
     tokens, sequences = x.shape[0], slots.shape[0]
     if not tokens or not sequences:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    padding = is_padding(slots, null_slot)
+    padding = ~is_real(slots, null_slot)
     y = PREFILL(
         x.contiguous().T,
         weight.contiguous(),
@@ -105,7 +106,7 @@ def causal_conv1d_update(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
     if not y.numel():
         return y
-    padding = is_padding(slots, null_slot)
+    padding = ~is_real(slots, null_slot)
     UPDATE(
         y,
         state,
@@ -125,8 +126,3 @@ def _refusal(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> V
     if len(dtypes) > 1 or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return no(f"AITER's call sites have one dtype of 16 or 32 bits throughout, not {sorted(map(str, dtypes))}")
     return None
-
-
-def is_padding(slots: Tensor, null_slot: int | None) -> Tensor:
-    """Which slots stand for none."""
-    return slots < 0 if null_slot is None else (slots < 0) | (slots == null_slot)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from atom_patches.kernels.slots import is_real
+
 from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
 
 
@@ -27,7 +29,7 @@ def causal_conv1d(
     check_pool(weight, state, slots, count_sequences(cu_seqlens))
     check_per_sequence("has_initial_state", has_initial_state, slots.numel())
     line = _lay_out(cu_seqlens, taps - 1, x.device)
-    real = _is_real(slots, null_slot)
+    real = is_real(slots, null_slot)
     resumed = torch.zeros_like(real) if has_initial_state is None else real & has_initial_state.to(torch.bool)
     past = torch.zeros(line.history.shape[0], taps - 1, x.shape[1], dtype=torch.float32, device=x.device)
     past[resumed] = state[slots[resumed].long(), :, : taps - 1].float().mT
@@ -70,7 +72,7 @@ def causal_conv1d_update(
     """See the package."""
     taps = check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, x.shape[0])
-    real = _is_real(slots, null_slot)
+    real = is_real(slots, null_slot)
     slot = slots[real].long()
     window = torch.cat([state[slot, :, : taps - 1].float(), x[real].float()[:, :, None]], dim=2)
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
@@ -95,7 +97,7 @@ def causal_conv1d_verify(
     check_pool(weight, state, slots, count_sequences(cu_seqlens))
     check_per_sequence("num_accepted", num_accepted, slots.numel())
     output = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    bounds, real = cu_seqlens.tolist(), _is_real(slots, null_slot).tolist()
+    bounds, real = cu_seqlens.tolist(), is_real(slots, null_slot).tolist()
     for i, (slot, accepted) in enumerate(zip(slots.tolist(), num_accepted.tolist(), strict=True)):
         rows = slice(bounds[i], bounds[i + 1])
         length = rows.stop - rows.start
@@ -145,10 +147,6 @@ def _convolve(
     for tap in range(taps):
         y += weight[:, tap].float() * buffer[line.places - (taps - 1) + tap]
     return _finish(y, bias, activation), buffer[line.tail]
-
-
-def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
-    return slots >= 0 if null_slot is None else (slots >= 0) & (slots != null_slot)
 
 
 def _finish(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.driver import driver
 
+from atom_patches.kernels.launch import backend
 from atom_patches.kernels.registry import YES, Verdict, dtype_name, no
 
 from ._chunk_kernels import prepare_kernel, scan_kernel
@@ -143,7 +143,7 @@ def precision(dtype: torch.dtype, device: torch.device) -> Precision:
 
 def on_cuda(device: torch.device) -> bool:
     """Whether kernels are compiled for NVIDIA: false for the interpreter and for ROCm."""
-    return device.type != "cpu" and driver.active.get_current_target().backend == "cuda"  # type: ignore[attr-defined]
+    return device.type != "cpu" and backend() == "cuda"
 
 
 class PrepareConfig(NamedTuple):

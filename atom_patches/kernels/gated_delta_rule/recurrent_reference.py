@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atom_patches.kernels.slots import is_real
+
 from ._shared import check_shapes
 
 
@@ -22,7 +24,7 @@ def recurrent_gated_delta_rule(
     """See `recurrent`."""
     check_step(q, k, v, g, beta, state, slots)
     output = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    real = _is_real(slots, null_slot)
+    real = is_real(slots, null_slot)
     slot = slots[real].long()
     after, read = _advance(state[slot], q[real], k[real], v[real], g[real], beta[real], scale)
     state[slot] = after.to(state.dtype)
@@ -46,7 +48,7 @@ def verify_gated_delta_rule(
     """See `recurrent`; everything that says where something lies is read on the host."""
     check_draft(q, k, v, g, beta, cu_seqlens, state, slots, num_accepted)
     output = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    bounds, real = cu_seqlens.tolist(), _is_real(slots, null_slot).tolist()
+    bounds, real = cu_seqlens.tolist(), is_real(slots, null_slot).tolist()
     for i, (places, accepted) in enumerate(zip(slots.tolist(), num_accepted.tolist(), strict=True)):
         first, last = bounds[i], bounds[i + 1]
         if last == first or not real[i][accepted - 1]:
@@ -98,10 +100,6 @@ def _check_pool(k: Tensor, v: Tensor, state: Tensor) -> None:
         raise ValueError(
             f"state has shape {tuple(state.shape)}, expected [S, {v.shape[1]}, {v.shape[2]}, {k.shape[2]}]"
         )
-
-
-def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
-    return slots >= 0 if null_slot is None else (slots >= 0) & (slots != null_slot)
 
 
 def _advance(

@@ -18,6 +18,7 @@ from torch import Tensor
 from atom_patches.kernels.aiter_binding import Function, first
 from atom_patches.kernels.causal_conv1d import aiter_impl as convolution
 from atom_patches.kernels.registry import Verdict, no
+from atom_patches.kernels.slots import is_real
 
 STEP = Function(
     "aiter.ops.triton.gated_delta_net.fused_rearrange_sigmoid_gdr:fused_rearrange_sigmoid_gated_delta_rule",
@@ -91,7 +92,7 @@ def gdn_decode(
     out = torch.empty(rows, heads, width, dtype=mixed_qkv.dtype, device=mixed_qkv.device)
     if not rows:
         return out
-    padding = convolution.is_padding(slots, null_slot)
+    padding = ~is_real(slots, null_slot)
     STEP(
         A_log.contiguous(),
         a,

@@ -13,6 +13,7 @@ from atom_patches.kernels.gated_delta_rule.chunk_reference import (
 )
 from atom_patches.kernels.gdn_gating.reference import gdn_gating
 from atom_patches.kernels.l2norm.reference import l2norm
+from atom_patches.kernels.slots import is_real
 
 __all__ = ["gdn_prefill", "gdn_prefill_segment"]
 
@@ -45,7 +46,7 @@ def gdn_prefill(
     q, k, v = _heads(wide, keys // key_size, key_size, value_heads, eps)
     g, beta = gdn_gating(a, b, A_log, dt_bias)
 
-    real = _is_real(slots, null_slot)
+    real = is_real(slots, null_slot)
     resumed = torch.zeros_like(real) if has_initial_state is None else real & has_initial_state.to(torch.bool)
     start = torch.zeros(len(slots), value_heads, value_size, key_size, device=mixed_qkv.device)
     start[resumed] = ssm_state[slots[resumed].long()].float()
@@ -81,7 +82,7 @@ def gdn_prefill_segment(
     _, k, v = _heads(wide, key_heads, key_size, a.shape[1], eps)
     g, beta = gdn_gating(a, b, A_log, dt_bias)
     ends, maps = chunk_gated_delta_rule_segment(k, v, g, beta, cu_seqlens)
-    real = _is_real(slots, null_slot)[:, None, None, None]
+    real = is_real(slots, null_slot)[:, None, None, None]
     return torch.where(real, ends, 0.0), torch.where(real, maps, torch.eye(key_size, device=maps.device))
 
 
@@ -91,10 +92,6 @@ def _heads(wide: Tensor, key_heads: int, key_size: int, value_heads: int, eps: f
     q, k, v = wide.split([keys, keys, wide.shape[1] - 2 * keys], dim=1)
     q, k = (l2norm(part.unflatten(1, (key_heads, key_size)), eps) for part in (q, k))
     return q, k, v.unflatten(1, (value_heads, -1))
-
-
-def _is_real(slots: Tensor, null_slot: int | None) -> Tensor:
-    return slots >= 0 if null_slot is None else (slots >= 0) & (slots != null_slot)
 
 
 def _without_padding(output: Tensor, cu_seqlens: Tensor, real: Tensor) -> Tensor:
