@@ -36,7 +36,7 @@ from atom_patches.core import settings  # noqa: E402
 from atom_patches.kernels import registry  # noqa: E402
 
 TARGETS = ("cuda:90", "hip:gfx942")
-SHARED_LIMIT = {"cuda:90": 232448, "hip:gfx942": 65536}
+SHARED_LIMIT = {"cuda:80": 166912, "cuda:89": 101376, "cuda:90": 232448, "hip:gfx942": 65536}
 """Bytes of shared memory a program (CUDA programming guide, table of compute capabilities; CDNA 3 ISA)."""
 
 
