@@ -107,7 +107,7 @@ TABLE: tuple[Setting, ...] = (
         "auto",
         ("auto", *KERNEL_PROVIDERS),
         "Who computes the kernels' operations: providers to try in order, separated by commas. The call fails if none "
-        "of them can serve it; `auto` takes the one that was measured the fastest, and always finds one.",
+        "of them can serve it; `auto` takes the one that was measured the fastest, and falls back.",
     ),
     Setting(
         f"ATOM_KERNEL_{FAMILY}",

@@ -31,8 +31,8 @@ from atom_patches.kernels.fused_moe.tuned import Config, Shape, Tile
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUTERS = harness.providers(MOE_ROUTING)
 PROVIDERS = harness.providers(FUSED_MOE)
-NO_PADDING = [name for name in PROVIDERS if name != "engine"]
-"""vLLM's alignment kernel reads outside its tables for an id of -1."""
+OWN = [name for name in PROVIDERS if name != "engine"]
+"""Those that promise more than an engine's kernel: other strides and ids, weights that are not read."""
 WIDTHS, HIDDEN = ([40, 64], [72, 128]) if harness.GPU else ([8, 16, 48], [16, 40, 64])
 """Sizes that tiles fit and do not fit; few on a GPU, where each is compiled. vLLM's kernels serve multiples of 64."""
 
@@ -334,17 +334,18 @@ def test_a_wide_shared_expert(provider: str) -> None:
     harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("provider", NO_PADDING)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("tokens", [4, 40])
 def test_padding(provider: str, shared: int, tokens: int) -> None:
-    arguments = draw(tokens, padded=tokens - 3, shared=shared, seed=3)
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    dtype, width, hidden = served(provider)
+    arguments = draw(tokens, width=width, hidden=hidden, dtype=dtype, padded=tokens - 3, shared=shared, seed=3)
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
     if not shared:
         assert not FUSED_MOE.reference(*arguments)[3:].any()
 
 
-@pytest.mark.parametrize("provider", NO_PADDING)
+@pytest.mark.parametrize("provider", OWN)
 def test_a_rank_that_no_token_chose(provider: str) -> None:
     x, w13, w2, weights, ids, _, *shared = draw(5, experts=6, seed=4)
     nowhere = torch.full((6,), -1, dtype=torch.int32, device=harness.DEVICE)
@@ -352,7 +353,7 @@ def test_a_rank_that_no_token_chose(provider: str) -> None:
     harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("provider", NO_PADDING)
+@pytest.mark.parametrize("provider", OWN)
 def test_views_and_wide_ids(provider: str) -> None:
     x, w13, w2, weights, ids, _, *_ = draw(9, hidden=64, width=32, seed=5)
     arguments = (
@@ -362,7 +363,7 @@ def test_views_and_wide_ids(provider: str) -> None:
     harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("provider", NO_PADDING)
+@pytest.mark.parametrize("provider", OWN)
 def test_an_unchosen_experts_weights_are_not_read(provider: str) -> None:
     x, w13, w2, weights, ids, *_ = draw(6, seed=6)
     ids[ids == 4] = 5

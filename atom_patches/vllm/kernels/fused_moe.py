@@ -72,6 +72,16 @@ def fused_moe(
     x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, expert_map: Tensor | None,
     shared_w13: Tensor | None, shared_w2: Tensor | None, shared_gate: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    # vLLM's alignment counts by id, and -1 lies outside its tables: padding goes to expert 0, with no weight.
+    padding = topk_ids < 0
+    topk_weights, topk_ids = topk_weights.masked_fill(padding, 0.0), topk_ids.masked_fill(padding, 0)
+    return timed_fused_moe(x, w13, w2, topk_weights, topk_ids, expert_map, shared_w13, shared_w2, shared_gate)
+
+
+def timed_fused_moe(
+    x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, expert_map: Tensor | None,
+    shared_w13: Tensor | None, shared_w2: Tensor | None, shared_gate: Tensor | None,
+) -> Tensor:  # fmt: skip
     x = x.contiguous()
     topk_weights, topk_ids = topk_weights.contiguous(), topk_ids.contiguous()
     experts = w13.shape[0] if expert_map is None else expert_map.numel()
