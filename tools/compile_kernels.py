@@ -27,13 +27,12 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch  # noqa: E402
-from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from atom_patches.core import settings  # noqa: E402
-from atom_patches.kernels import registry  # noqa: E402
+from atom_patches.kernels import assembler, registry  # noqa: E402
 
 TARGETS = ("cuda:90", "hip:gfx942")
 SHARED_LIMIT = {"cuda:80": 166912, "cuda:89": 101376, "cuda:90": 232448, "hip:gfx942": 65536}
@@ -106,7 +105,7 @@ def resources(kernel: Any, target: str) -> tuple[str, str]:
         file.flush()
         arch = re.search(r"\.target (\w+)", kernel.asm["ptx"])
         command = [
-            knobs.nvidia.ptxas.path,
+            assembler.newest().path,
             "-v",
             f"-arch={arch[1] if arch else 'sm_90a'}",
             file.name,

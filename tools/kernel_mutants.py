@@ -572,12 +572,6 @@ FAULTS = (
         "tiles = rows // block_q + seqs",
     ),
     Fault(
-        f"{KERNELS}/paged_attention/triton_impl.py",
-        f"{TESTS}/test_paged_attention.py::test_narrow_heads_never_take_the_warp_group_product[sizes0-16]",
-        "by_sequence = max_seqlen_q * group <= (32 if narrow else 64)",
-        "by_sequence = max_seqlen_q * group <= 64",
-    ),
-    Fault(
         f"{KERNELS}/qk_norm_rope_cache/aiter_impl.py",
         f"{AITER}[qk_norm_rope_cache: full, pairs]",
         "value=-1)",

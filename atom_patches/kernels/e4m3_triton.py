@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from atom_patches.kernels.assembler import jit
 
-@triton.jit
+
+@jit
 def encode_e4m3(x):
     """The bytes of float32 values, saturated, to the nearest, ties to even.
 
@@ -22,7 +23,7 @@ def encode_e4m3(x):
     return (tl.where(x == x, code, 0x7F) | sign).to(tl.uint8)
 
 
-@triton.jit
+@jit
 def power_of_two_above(scale):
     """The smallest powers of two not below positive, normal float32 scales."""
     bits = scale.to(tl.int32, bitcast=True)

@@ -434,20 +434,8 @@ def test_what_contradicts_the_schema_is_refused(change: dict[str, Any], message:
         paged_attention(**(named(call) | change))
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 300])
-@pytest.mark.parametrize("sizes", [(8, 8), (64, 32), (32, 64), (256, 16)])
-def test_narrow_heads_never_take_the_warp_group_product(sizes: tuple[int, int], rows: int) -> None:
-    """It was wrong with them; only a GPU would show it."""
-    call = Batch([rows], [rows + 5], heads=(8, 2), sizes=sizes).arguments()
-    config = triton_impl._config(call[0], call[1], call[2], 1, rows, rows + 5, None)
-    assert config.block_m <= 32 and config.warps == 4
-    assert not config.by_sequence or rows * 4 <= config.block_m
-
-
 def test_what_triton_does_not_serve() -> None:
     call = Batch([3, 1], [9, 4]).arguments()
     assert "float64" in triton_impl.supports_paged_attention(call[0].double(), *call[1:]).reason
     wide = Batch([3, 1], [9, 4], sizes=(264, 264)).arguments()
     assert "at most 256" in triton_impl.supports_paged_attention(*wide).reason
-    narrow = Batch([3, 1], [9, 4], heads=(64, 1), sizes=(64, 32)).arguments()
-    assert "at most 32" in triton_impl.supports_paged_attention(*narrow).reason

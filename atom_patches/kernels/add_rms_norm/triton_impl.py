@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import programs, row_offsets, rows_of, tile
 
@@ -35,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, gemma:
     return y, total
 
 
-@triton.jit
+@jit(do_not_specialize=["count"])
 def _add_rms_norm(
     x, residual, weight, y, total, count,
     x_outer, x_inner, x_column, residual_outer, residual_inner, residual_column, weight_stride, eps,

@@ -37,6 +37,7 @@ from torch import Tensor
 from atom_patches.kernels.registry import Operation, bucket, dtype_name
 
 from . import reference
+from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
 
 #: Largest (relative, absolute) difference from a float64 sum, per input dtype.
 TOLERANCE = {"float32": (1e-5, 1e-6), "bfloat16": (1e-2, 1e-2), "float16": (2e-3, 2e-3)}
@@ -129,6 +130,9 @@ def causal_conv1d(
     Raises:
         ValueError: shapes that contradict the schema, or an unknown activation.
     """
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("has_initial_state", has_initial_state, slots.shape[0])
     return CAUSAL_CONV1D(x, weight, bias, cu_seqlens, state, slots, has_initial_state, activation, null_slot)
 
 
@@ -153,6 +157,8 @@ def causal_conv1d_halo(
     Raises:
         ValueError: shapes that contradict the schema, or an unknown activation.
     """
+    check_filter(x, weight, bias, activation)
+    check_halo(weight, halo, count_sequences(cu_seqlens))
     return CAUSAL_CONV1D_HALO(x, weight, bias, cu_seqlens, halo, activation)
 
 
@@ -178,6 +184,8 @@ def causal_conv1d_update(
     Raises:
         ValueError: shapes that contradict the schema, or an unknown activation.
     """
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, x.shape[0])
     return CAUSAL_CONV1D_UPDATE(x, weight, bias, state, slots, activation, null_slot)
 
 
@@ -206,6 +214,9 @@ def causal_conv1d_verify(
     Raises:
         ValueError: shapes that contradict the schema, or an unknown activation.
     """
+    check_filter(x, weight, bias, activation)
+    check_pool(weight, state, slots, count_sequences(cu_seqlens))
+    check_per_sequence("num_accepted", num_accepted, slots.shape[0])
     return CAUSAL_CONV1D_VERIFY(x, weight, bias, cu_seqlens, state, slots, num_accepted, activation, null_slot)
 
 

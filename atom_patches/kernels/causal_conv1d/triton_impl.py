@@ -14,7 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.rows import power_of_two
 
 from ._checks import check_filter, check_halo, check_per_sequence, check_pool, count_sequences
 
@@ -174,19 +176,19 @@ def convolve_draft(
         rows, seqs, channels, -1 if null_slot is None else null_slot,
         *x.stride(), *weight.stride(), _stride(bias), *state.stride(),
         slots.stride(0), cu_seqlens.stride(0), num_accepted.stride(0),
-        TAPS=taps, PLACES=triton.next_power_of_2(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
+        TAPS=taps, PLACES=power_of_two(taps), SILU=activation is not None, BLOCK_D=block, num_warps=warps,
     )  # fmt: skip
 
 
 def prefill_config(rows: int, channels: int) -> tuple[int, int, int]:
     """(rows, channels, warps) of a program."""
-    return 16, min(256, 1 << (channels - 1).bit_length()), 1
+    return 16, min(256, power_of_two(channels)), 1
 
 
 def update_config(rows: int, channels: int) -> tuple[int, int]:
     """(channels, warps) of a program: small blocks while there are few rows, so that every core gets some."""
     block, warps = (64, 1) if rows <= 4 else (256, 2)
-    return min(block, 1 << (channels - 1).bit_length()), warps
+    return min(block, power_of_two(channels)), warps
 
 
 def _stride(bias: Tensor | None) -> int:
@@ -223,7 +225,7 @@ def _prefill(
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _find_block(cu_seqlens, stride, num_seqs, num_rows, block, SIZE: tl.constexpr, SEARCH: tl.constexpr):
     """Of block number `block`: its sequence, that sequence's first row and the row behind its last, the block's number
     in the sequence.
@@ -242,14 +244,14 @@ def _find_block(cu_seqlens, stride, num_seqs, num_rows, block, SIZE: tl.constexp
     return sequence, start, end, block - (start // SIZE + begun)
 
 
-@triton.jit
+@jit
 def _activated(y, SILU: tl.constexpr):
     if SILU:
         y = y * tl.sigmoid(y)
     return y
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+@jit(do_not_specialize=["num_rows", "num_seqs", "null_slot"])
 def _prefill_kernel(
     x, weight, bias, output, past, last, slots, resumed, cu_seqlens,
     num_rows, num_seqs, channels, columns, null_slot,
@@ -326,7 +328,7 @@ def _prefill_kernel(
             tl.store(last + slot * last_slot + channel * last_channel + place * last_time, ending[place], mask=inside)
 
 
-@triton.jit
+@jit(do_not_specialize=["null_slot"])
 def _update_kernel(
     x, weight, bias, output, state, slots, channels, null_slot,
     x_row, x_channel, weight_channel, weight_tap, bias_channel, state_slot, state_channel, state_time, slots_stride,
@@ -363,7 +365,7 @@ def _update_kernel(
         tl.store(state_at + place * state_time, window[place].to(state.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+@jit(do_not_specialize=["num_rows", "num_seqs", "null_slot"])
 def _verify_kernel(
     x, weight, bias, output, state, slots, cu_seqlens, num_accepted, num_rows, num_seqs, channels, null_slot,
     x_row, x_channel, weight_channel, weight_tap, bias_channel, state_slot, state_channel, state_time,

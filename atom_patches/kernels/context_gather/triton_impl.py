@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import row_size
@@ -64,7 +65,7 @@ def _move(outs: list[Tensor], xs: list[Tensor], more: list[Tensor], index: Tenso
     to, first, second = zip(*flat, strict=True)
     widths = tuple(x.shape[1] for x in first)
     block_c = min(1024, triton.next_power_of_2(max(widths)))
-    block_r = max(1, min(BLOCK // block_c, triton.next_power_of_2(rows)))
+    block_r = BLOCK // block_c
     blocks = sum(triton.cdiv(width, block_c) for width in widths)
     _move_rows[(triton.cdiv(rows, block_r), blocks)](
         to, first, second, index, rows, first[0].shape[0], index.stride(0),
@@ -80,7 +81,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
-@triton.jit
+@jit(do_not_specialize=["rows", "num_first"])
 def _move_rows(
     outs, xs, more, index, rows, num_first, index_stride, out_rows, x_rows, more_rows, x_columns, more_columns,
     WIDTHS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TENSORS: tl.constexpr, MORE: tl.constexpr,

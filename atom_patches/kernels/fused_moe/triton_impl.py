@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from atom_patches.kernels import launch
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from .tuned import MOST_UNSORTED, Config, Shape, Tile, config_for
@@ -77,7 +78,7 @@ def moe_routing(
     return weights, ids
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@jit(do_not_specialize=["tokens"])
 def _route(
     logits, bias, weights, ids, tokens, logits_row, logits_column, bias_stride, scaling,
     TOP_K: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
@@ -334,7 +335,7 @@ def _without(sort: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sort.items() if name != "BLOCK_M"}
 
 
-@triton.jit
+@jit
 def _expert_of(pair, inside, ids, ids_row, ids_column, expert_map, TOP_K: tl.constexpr, MAPPED: tl.constexpr):
     """The local expert of each pair, -1 for padding and for other ranks' experts."""
     place = (pair // TOP_K).to(tl.int64) * ids_row + (pair % TOP_K) * ids_column
@@ -344,7 +345,7 @@ def _expert_of(pair, inside, ids, ids_row, ids_column, expert_map, TOP_K: tl.con
     return expert
 
 
-@triton.jit
+@jit
 def _fill_table(block, written, counts, table, blocks, BLOCK_M: tl.constexpr, BINS: tl.constexpr):
     """Write expert, first place and rows of the row blocks `block`, from the number of rows of every expert."""
     blocks_of = (counts + BLOCK_M - 1) // BLOCK_M
@@ -360,7 +361,7 @@ def _fill_table(block, written, counts, table, blocks, BLOCK_M: tl.constexpr, BI
     tl.store(table + 2 * blocks + block, tl.minimum(rows, BLOCK_M), mask=written)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "ids_row"])
+@jit(do_not_specialize=["pairs", "blocks", "ids_row"])
 def _sort_few(
     ids, ids_row, ids_column, expert_map, order, table, pairs, blocks,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
@@ -385,7 +386,7 @@ def _sort_few(
     _fill_table(pair, pair < blocks, counts, table, blocks, BLOCK_M, BINS)
 
 
-@triton.jit(do_not_specialize=["pairs", "ids_row"])
+@jit(do_not_specialize=["pairs", "ids_row"])
 def _count(
     ids, ids_row, ids_column, expert_map, counts, pairs, TOP_K: tl.constexpr, MAPPED: tl.constexpr, BINS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -398,7 +399,7 @@ def _count(
     tl.store(counts + chunk * BINS + tl.arange(0, BINS), found)
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@jit(do_not_specialize=["chunks"])
 def _prefix(counts, chunks, BINS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
     """Counts of the chunks before each chunk, in place; the totals in the row behind the last."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -413,7 +414,7 @@ def _prefix(counts, chunks, BINS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.
     tl.store(counts + chunks * BINS + column, total, mask=column < BINS)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "chunks", "ids_row"])
+@jit(do_not_specialize=["pairs", "blocks", "chunks", "ids_row"])
 def _sort_many(
     ids, ids_row, ids_column, expert_map, counts, order, table, pairs, blocks, chunks,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
@@ -440,7 +441,7 @@ def _sort_many(
     _fill_table(block, block < blocks, totals, table, blocks, BLOCK_M, BINS)
 
 
-@triton.jit
+@jit
 def _rows_of(
     block, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
     TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK_M: tl.constexpr, PAIRS: tl.constexpr, SHARED: tl.constexpr,
@@ -484,7 +485,7 @@ def _rows_of(
     return expert, row, token, real
 
 
-@triton.jit
+@jit
 def _half_full(block, table, tokens, routed_blocks, BLOCK_M: tl.constexpr, SHARED: tl.constexpr):
     """Whether a row block of the table has no more than half of its rows."""
     routed = block
@@ -498,7 +499,7 @@ def _half_full(block, table, tokens, routed_blocks, BLOCK_M: tl.constexpr, SHARE
     return count <= BLOCK_M // 2
 
 
-@triton.jit
+@jit
 def _place(blocks, columns, GROUP: tl.constexpr):
     """Row block and column block of this program."""
     number = tl.program_id(0)
@@ -510,7 +511,7 @@ def _place(blocks, columns, GROUP: tl.constexpr):
     return first + inner % size, inner // size
 
 
-@triton.jit
+@jit
 def _either(first, a, b, ALIGNED: tl.constexpr):
     """One of two pointers, by way of integers: AMD's compiler cannot choose between pointers into two tensors."""
     chosen = tl.where(first, a.to(tl.int64), b.to(tl.int64)).to(a.dtype)
@@ -519,7 +520,7 @@ def _either(first, a, b, ALIGNED: tl.constexpr):
     return chosen
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@jit(do_not_specialize=COUNTS)
 def _gate_up(
     ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks, blocks,
     x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out, width, hidden,
@@ -551,7 +552,7 @@ def _gate_up(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _gate_up_rows(
     block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
     x, x_row, x_column, w13, w13_expert, w13_row, w13_column, shared, shared_row, shared_column, out, width, hidden,
@@ -616,7 +617,7 @@ def _gate_up_rows(
         tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@jit(do_not_specialize=COUNTS)
 def _down(
     ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks, blocks,
     x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row, weights_column, out,
@@ -650,7 +651,7 @@ def _down(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _down_rows(
     block, column, ids, ids_row, ids_column, expert_map, order, table, tokens, pairs, experts, routed_blocks,
     x, w2, w2_expert, w2_row, w2_column, shared, shared_row, shared_column, weights, weights_row, weights_column, out,
@@ -708,13 +709,13 @@ def _down_rows(
             _store_rows(target, total, weight, real, n < hidden, SWAP)
 
 
-@triton.jit
+@jit
 def _store_rows(target, total, weight, real, inside, SWAP: tl.constexpr):
     result = tl.trans(total) if SWAP else total
     tl.store(target, (result * weight[:, None]).to(target.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["tokens", "pairs", "ids_row"])
+@jit(do_not_specialize=["tokens", "pairs", "ids_row"])
 def _sum(
     ids, ids_row, ids_column, expert_map, parts, x, x_row, x_column, shared_gate, gate_stride, out,
     tokens, pairs, hidden, TOP_K: tl.constexpr, MAPPED: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,

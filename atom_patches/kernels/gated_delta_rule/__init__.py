@@ -27,16 +27,30 @@ from __future__ import annotations
 
 from . import chunk, recurrent
 from ._shared import TOLERANCE
-from .chunk import chunk_gated_delta_rule, chunk_gated_delta_rule_segment
-from .recurrent import recurrent_gated_delta_rule, verify_gated_delta_rule
+from .chunk import (
+    CHUNK_GATED_DELTA_RULE,
+    CHUNK_GATED_DELTA_RULE_SEGMENT,
+    chunk_gated_delta_rule,
+    chunk_gated_delta_rule_segment,
+)
+from .recurrent import (
+    RECURRENT_GATED_DELTA_RULE,
+    VERIFY_GATED_DELTA_RULE,
+    recurrent_gated_delta_rule,
+    verify_gated_delta_rule,
+)
 
 #: Every operator of the package. The chunked ones (prefill) live in `chunk*.py`, the recurrent ones (decode and
 #: verification of drafted tokens) in `recurrent*.py`.
 OPERATIONS = (*chunk.OPERATIONS, *recurrent.OPERATIONS)
 
 __all__ = [
+    "CHUNK_GATED_DELTA_RULE",
+    "CHUNK_GATED_DELTA_RULE_SEGMENT",
     "OPERATIONS",
+    "RECURRENT_GATED_DELTA_RULE",
     "TOLERANCE",
+    "VERIFY_GATED_DELTA_RULE",
     "chunk_gated_delta_rule",
     "chunk_gated_delta_rule_segment",
     "recurrent_gated_delta_rule",

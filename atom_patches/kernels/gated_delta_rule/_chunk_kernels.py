@@ -20,8 +20,9 @@ them. Numbers that no chunk has belong to programs that return at once.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from atom_patches.kernels.assembler import jit
 
 #: exp() of anything below -104 is exactly 0 in float32: the bound changes no result, and keeps -inf out of b_t - b_s.
 LOG_ZERO = tl.constexpr(-200.0)
@@ -30,7 +31,7 @@ HALF_ZERO = tl.constexpr(-30.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@jit
 def find_sequence(cu_seqlens, num_seqs, chunk, SINGLE: tl.constexpr, BT: tl.constexpr):
     """The sequence that the chunk number falls to, -1 if it lies before the first. SINGLE: there is one sequence."""
     if SINGLE:
@@ -43,7 +44,7 @@ def find_sequence(cu_seqlens, num_seqs, chunk, SINGLE: tl.constexpr, BT: tl.cons
     return found - 1
 
 
-@triton.jit
+@jit
 def clear_outside(
     out, o_t, o_v, cu_seqlens, num_seqs, block, total, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr
 ):  # fmt: skip
@@ -60,20 +61,20 @@ def clear_outside(
             tl.store(place, tl.zeros([BT, BV], out.dtype.element_ty), mask=outside[:, None] & (c < V)[None, :])
 
 
-@triton.jit
+@jit
 def softplus(x):
     """log(1 + e^x); for large x it is x."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
-@triton.jit
+@jit
 def log1p(x):
     """log(1 + x) for 0 <= x <= 1, exact to a few units in the last place also for tiny x."""
     wide = 1.0 + x
     return tl.log(wide) * (x / tl.where(wide == 1.0, 1.0, wide - 1.0)) + tl.where(wide == 1.0, x, 0.0)
 
 
-@triton.jit
+@jit
 def join_blocks(inverse, block, SIZE: tl.constexpr, kind: tl.constexpr, PRECISION: tl.constexpr):
     """Inverses of the diagonal blocks of 2 SIZE from those of SIZE, within [B, 16, 16]."""
     row = tl.arange(0, 16)[None, :, None]
@@ -84,7 +85,7 @@ def join_blocks(inverse, block, SIZE: tl.constexpr, kind: tl.constexpr, PRECISIO
     return inverse - tl.dot(corner.to(kind), known, input_precision=PRECISION)
 
 
-@triton.jit
+@jit
 def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr):
     """(I + lower)^-1 for a [BT, BT] float32 matrix of which only what lies below the diagonal counts.
 
@@ -120,7 +121,7 @@ def invert_unit_lower(lower, BT: tl.constexpr, PRECISION: tl.constexpr, HALF: tl
     return y + tl.dot(m2.to(kind), y.to(kind), input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "total"])
+@jit(do_not_specialize=["num_seqs", "total"])
 def prepare_kernel(
     q,
     k,
@@ -240,7 +241,7 @@ def prepare_kernel(
         tl.store(writes + (at * K + done) + row[:, None] * K + part_column[None, :], part, mask=mask)
 
 
-@triton.jit(do_not_specialize=["total", "null_slot", "scans"])
+@jit(do_not_specialize=["total", "null_slot", "scans"])
 def scan_kernel(
     q,
     k,

@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.rows import power_of_two
 
 from .recurrent_reference import check_draft, check_step
 
@@ -67,7 +69,7 @@ def recurrent_gated_delta_rule(
         q, k, v, g, beta, None, None, output, state, slots, scale, 0.0, -1 if null_slot is None else null_slot,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *state.stride()[:2], slots.stride(0),
         0, 0, STATE_V=state.stride(2), STATE_K=state.stride(3), RAW=False, EARLY=False,
-        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=triton.next_power_of_2(keys), num_warps=warps,
+        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=power_of_two(keys), num_warps=warps,
     )  # fmt: skip
     return output
 
@@ -97,23 +99,26 @@ def verify_gated_delta_rule(
         -1 if null_slot is None else null_slot,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), *beta.stride(), *state.stride()[:2], *slots.stride(),
         cu_seqlens.stride(0), num_accepted.stride(0), 0, 0, STATE_V=state.stride(2), STATE_K=state.stride(3),
-        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=triton.next_power_of_2(keys), RAW=False,
+        HEADS=heads, GROUP=group, V=values, K=keys, BV=strip, BK=power_of_two(keys), RAW=False,
         num_warps=warps,
     )  # fmt: skip
     return output
 
 
 STRIP = 4096
+"""Bytes of the state that a warp holds: 128 a thread."""
 
 
 def step_config(state: Tensor) -> tuple[int, int]:
-    """(values, warps) of a program: one warp with a strip of 4 KiB, 128 bytes a thread."""
+    """(values, warps) of a program: a warp for float32 states; four for narrower ones, whose small strips would have
+    the rows of q, k and v read too often (benchmarks/kernels-h200-2026-11-29)."""
     values, keys = state.shape[2:]
-    strip = max(1, STRIP // ((1 << (keys - 1).bit_length()) * state.element_size()))
-    return min(strip, 1 << (values - 1).bit_length()), 1
+    warps = 1 if state.element_size() == 4 else 4
+    strip = max(1, warps * STRIP // (power_of_two(keys) * state.element_size()))
+    return min(strip, power_of_two(values)), warps
 
 
-@triton.jit
+@jit
 def advance(s, q, k, v, decay, beta):
     """One token: state s [V, K], q and k [K], v [V], all float32; the new state and what is read from it.
 
@@ -125,15 +130,18 @@ def advance(s, q, k, v, decay, beta):
     return s + written[:, None] * k[None, :], read
 
 
-@triton.jit
+@jit
 def gates(a, b, log, bias):
-    """Decay and write strength of the projections a and b; scalars, or vectors over heads, float32."""
+    """Decay and write strength of the projections a and b; scalars, or vectors over heads, float32.
+
+    Only the decay is kept, in which a tiny softplus counts for nothing beside 1: the plain logarithm is enough.
+    """
     x = a + bias
     softplus = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
     return tl.exp(-tl.exp(log) * softplus), tl.sigmoid(b)
 
 
-@triton.jit
+@jit(do_not_specialize=["null_slot"])
 def step_kernel(
     q, k, v, g, beta, A_log, dt_bias, output, state, slots, scale, eps, null_slot,
     q_row, q_head, q_key, k_row, k_head, k_key, v_row, v_head, v_value, g_row, g_head, beta_row, beta_head,
@@ -181,13 +189,13 @@ def step_kernel(
     tl.store(y_at, read.to(output.dtype.element_ty), mask=in_v)
 
 
-@triton.jit
+@jit
 def unit(x, eps):
     """x [K] scaled to unit length."""
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + eps)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+@jit(do_not_specialize=["num_rows", "num_seqs", "null_slot"])
 def draft_kernel(
     q, k, v, g, beta, A_log, dt_bias, output, state, slots, cu_seqlens, num_accepted, num_rows, num_seqs, scale, eps,
     null_slot,

@@ -9,6 +9,7 @@ from atom_patches.kernels.registry import Operation, bucket, dtype_name
 
 from . import recurrent_reference
 from ._shared import TOLERANCE, default_scale
+from .recurrent_reference import check_draft, check_step
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -86,6 +87,7 @@ def recurrent_gated_delta_rule(
     Raises:
         ValueError: shapes that contradict the schema.
     """
+    check_step(q, k, v, g, beta, state, slots)
     scale = default_scale(k) if scale is None else scale
     return RECURRENT_GATED_DELTA_RULE(q, k, v, g, beta, state, slots, scale, null_slot)
 
@@ -127,6 +129,7 @@ def verify_gated_delta_rule(
     Raises:
         ValueError: shapes that contradict the schema.
     """
+    check_draft(q, k, v, g, beta, cu_seqlens, state, slots, num_accepted)
     scale = default_scale(k) if scale is None else scale
     return VERIFY_GATED_DELTA_RULE(q, k, v, g, beta, cu_seqlens, state, slots, num_accepted, scale, null_slot)
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import programs, row_offsets, rows_of, tile
 
@@ -34,7 +34,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activati
     return y
 
 
-@triton.jit
+@jit(do_not_specialize=["count"])
 def _gated_rms_norm(
     x, gate, weight, y, count, x_outer, x_inner, x_column, gate_outer, gate_inner, gate_column, weight_stride, eps,
     SIZE: tl.constexpr, INNER: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -9,9 +9,20 @@ Prefill (`gdn_prefill`) lives in `prefill*.py`, decode (`gdn_decode`) and the ve
 from __future__ import annotations
 
 from . import decode, prefill
-from .decode import gdn_decode, gdn_verify
-from .prefill import gdn_prefill, gdn_prefill_segment
+from .decode import GDN_DECODE, GDN_VERIFY, gdn_decode, gdn_verify
+from .prefill import GDN_PREFILL, GDN_PREFILL_SEGMENT, TOLERANCE, gdn_prefill, gdn_prefill_segment
 
 OPERATIONS = (*prefill.OPERATIONS, *decode.OPERATIONS)
 
-__all__ = ["OPERATIONS", "gdn_decode", "gdn_prefill", "gdn_prefill_segment", "gdn_verify"]
+__all__ = [
+    "GDN_DECODE",
+    "GDN_PREFILL",
+    "GDN_PREFILL_SEGMENT",
+    "GDN_VERIFY",
+    "OPERATIONS",
+    "TOLERANCE",
+    "gdn_decode",
+    "gdn_prefill",
+    "gdn_prefill_segment",
+    "gdn_verify",
+]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.gated_delta_rule._chunk_kernels import find_sequence
 
 
-@triton.jit
+@jit
 def silu(x, FAST: tl.constexpr):
     """x sigmoid(x); with FAST by NVIDIA's tanh instruction, whose error of 2^-11 half precision does not show."""
     if FAST:
@@ -20,7 +20,7 @@ def silu(x, FAST: tl.constexpr):
     return x * tl.sigmoid(x)
 
 
-@triton.jit
+@jit
 def remember(window, memory, start, known, s_j, TAPS: tl.constexpr):
     """Add to the window what a slot holds of the inputs before the sequence; only the first rows look so far back."""
     found = ()
@@ -32,7 +32,7 @@ def remember(window, memory, start, known, s_j, TAPS: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["num_seqs", "total", "null_slot"])
+@jit(do_not_specialize=["num_seqs", "total", "null_slot"])
 def convolve_kernel(
     x,
     weight,

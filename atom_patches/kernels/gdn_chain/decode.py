@@ -9,11 +9,9 @@ from torch import Tensor
 from atom_patches.kernels.registry import Operation, bucket, dtype_name
 
 from . import decode_reference as reference
+from .prefill import TOLERANCE
 
 _PACKAGE = __package__ or ""
-
-#: Largest (relative, absolute) difference from the reference, per input dtype.
-TOLERANCE = {"float32": (1e-4, 1e-5), "bfloat16": (2e-2, 2e-2), "float16": (4e-3, 4e-3)}
 
 
 def _fake(

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
+from atom_patches.kernels.gated_delta_rule._chunk_kernels import softplus
 from atom_patches.kernels.rows import power_of_two, programs
 
 ELEMENTS = 1024
-"""A program computes about so many pairs."""
+"""A program computes about so many pairs, or one token if there are not so many."""
 
 
 def gdn_gating(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,7 +22,8 @@ def gdn_gating(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Te
     if g.numel() == 0:
         return g, beta
     columns = power_of_two(heads)
-    rows = min(max(1, ELEMENTS // columns), power_of_two(tokens))
+    most = max(1, ELEMENTS // columns)
+    rows = most if tokens >= most else 1
     _gdn_gating[(programs(tokens, rows),)](
         a, b, A_log, dt_bias, g, beta, tokens, *a.stride(), *b.stride(), A_log.stride(0), dt_bias.stride(0),
         HEADS=heads, ROWS=rows, COLUMNS=columns, num_warps=4,
@@ -29,7 +31,7 @@ def gdn_gating(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Te
     return g, beta
 
 
-@triton.jit
+@jit(do_not_specialize=["tokens"])
 def _gdn_gating(
     a, b, A_log, dt_bias, g, beta, tokens, a_row, a_column, b_row, b_column, log_stride, bias_stride,
     HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -43,16 +45,5 @@ def _gdn_gating(
     x += tl.load(dt_bias + head * bias_stride, mask=head < HEADS, other=0.0).to(tl.float32)
     strength = tl.load(b + wide * b_row + head.to(tl.int64) * b_column, mask=inside, other=0.0).to(tl.float32)
     place = wide * HEADS + head
-    tl.store(g + place, -rate * _softplus(x), mask=inside)
+    tl.store(g + place, -rate * softplus(x), mask=inside)
     tl.store(beta + place, tl.sigmoid(strength), mask=inside)
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + exp(x)) without overflow, and exact where exp(x) is small: log(u) * e / (u - 1) of u = 1 + e is log1p(e)
-    whatever the sum's rounding."""
-    e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    rounded = u == 1.0
-    log1p = tl.where(rounded, e, tl.log(u) * (e / tl.where(rounded, 1.0, u - 1.0)))
-    return tl.maximum(x, 0.0) + log1p

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import programs, row_offsets, rows_of, tile
 
@@ -33,7 +33,7 @@ def l2norm(x: Tensor, eps: float) -> Tensor:
     return y
 
 
-@triton.jit
+@jit(do_not_specialize=["count"])
 def _l2norm(
     x, y, count, outer_stride, inner_stride, column_stride, eps,
     SIZE: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

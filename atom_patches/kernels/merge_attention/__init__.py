@@ -32,18 +32,18 @@ from . import reference
 TOLERANCE = {"float32": (1e-5, 1e-6), "bfloat16": (8e-3, 2e-3), "float16": (1e-3, 3e-4)}
 
 
-def _like(out: Tensor) -> tuple[Tensor, Tensor]:
+def room_like(out: Tensor) -> tuple[Tensor, Tensor]:
     """Room for a result of out's shape [T, H, D] and dtype, and its lse."""
     rows, heads, _ = out.shape
     return out.new_empty(out.shape), torch.empty(heads, rows, dtype=torch.float32, device=out.device).mT
 
 
 def _fake_two(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(out_a)
+    return room_like(out_a)
 
 
 def _fake_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(outs[0])
+    return room_like(outs[0])
 
 
 def _class_of(out: Tensor) -> str:

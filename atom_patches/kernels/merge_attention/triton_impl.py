@@ -8,7 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
+
+from . import room_like
 
 LARGEST_HEAD = 1024
 MOST_PARTS = 1024
@@ -30,7 +33,7 @@ def _fits(head_size: int) -> Verdict:
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     rows, heads, size = out_a.shape
-    out, lse = _room(out_a)
+    out, lse = room_like(out_a)
     if out.numel() == 0:
         return out, lse.fill_(-torch.inf)
     block = triton.next_power_of_2(size)
@@ -44,7 +47,7 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 
 def merge_attention_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    out, lse = _room(outs[0])
+    out, lse = room_like(outs[0])
     merge_into(out, lse, outs, lses)
     return out, lse
 
@@ -67,12 +70,7 @@ def merge_into(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
     )  # fmt: skip
 
 
-def _room(out: Tensor) -> tuple[Tensor, Tensor]:
-    rows, heads, _ = out.shape
-    return out.new_empty(out.shape), torch.empty(heads, rows, dtype=torch.float32, device=out.device).mT
-
-
-@triton.jit
+@jit(do_not_specialize=["pairs", "lse_head", "la_head", "lb_head"])
 def _merge_two(
     out, lse, out_a, lse_a, out_b, lse_b, pairs,
     lse_row, lse_head, a_row, a_head, a_dim, la_row, la_head, b_row, b_head, b_dim, lb_row, lb_head,
@@ -103,7 +101,7 @@ def _merge_two(
     tl.store(to, merged.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
-@triton.jit
+@jit(do_not_specialize=["parts", "lse_head", "lse_part_stride", "lse_head_stride"])
 def _merge_parts(
     out, lse, outs, lses, parts,
     out_row, out_head, out_dim, lse_row, lse_head, part_stride, row_stride, head_stride, dim_stride,
@@ -135,11 +133,11 @@ def _merge_parts(
     tl.store(lse + row * lse_row + head * lse_head, peak + tl.log(total))
 
 
-@triton.jit
+@jit
 def _part_lses(lses, part, parts, stride):
     return _empty_as_minus_inf(tl.load(lses + part.to(tl.int64) * stride, mask=part < parts, other=float("-inf")))
 
 
-@triton.jit
+@jit
 def _empty_as_minus_inf(lse):
     return tl.where(lse == float("inf"), float("-inf"), lse)

@@ -9,9 +9,9 @@ scores and the values. A split is a part of the keys whose result is merged late
 # (types that exist only while Triton compiles)
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.e4m3_triton import encode_e4m3
 
 PLAIN = tl.constexpr(0)
@@ -22,7 +22,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@jit
 def _load_query(q, at, mine, L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr):
     """The latent part of the rows at `at`, as a tuple of WIDTH columns each, and their rope part."""
     latents = ()
@@ -33,7 +33,7 @@ def _load_query(q, at, mine, L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constex
     return latents, tl.load(q + at[:, None] + column, mask=mine[:, None], other=0.0)
 
 
-@triton.jit
+@jit
 def _nothing_yet(ROWS: tl.constexpr, L: tl.constexpr, WIDTH: tl.constexpr):
     """The running softmax before the first key: sums of exp2(score - top) * latent, of exp2(score - top), and top."""
     state = ()
@@ -42,7 +42,7 @@ def _nothing_yet(ROWS: tl.constexpr, L: tl.constexpr, WIDTH: tl.constexpr):
     return state, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
 
 
-@triton.jit
+@jit
 def _take_in(
     state, total, top, q_latents, q_rope, latent, scales, rope, latent_at, scales_at, rope_at, inside, visible, factor,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr,
@@ -86,7 +86,7 @@ def _take_in(
     return faded, total, higher
 
 
-@triton.jit
+@jit
 def _store(
     state, total, top, value_factor, out, lse, place, mine, written,
     L: tl.constexpr, WIDTH: tl.constexpr,
@@ -101,16 +101,17 @@ def _store(
         tl.store(out + at, (state[g] * norm[:, None]).to(out.dtype.element_ty), mask=(mine & written)[:, None])
 
 
-@triton.jit
+@jit(do_not_specialize=["tokens", "sequences", "table_row"])
 def dense(
     q, latent, scales, rope, cache_scale, block_table, cu_seqlens, lengths, out, lse,
-    rows, sequences, heads, scale, q_token, q_head, table_row, table_column,
+    tokens, sequences, heads, scale, q_token, q_head, table_row, table_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rows are (token, head) pairs, head fastest; block b of the grid is found in the sequence whose blocks, counted
     from cu_seqlens * heads // ROWS + its number, hold it. The rows after the last sequence are one without keys."""
+    rows = tokens * heads
     here = tl.program_id(0)
     split = tl.program_id(1)
     splits = tl.num_programs(1)
@@ -186,13 +187,13 @@ def dense(
     _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
 
 
-@triton.jit
+@jit(do_not_specialize=["tokens"])
 def sparse(
     q, latent, scales, rope, cache_scale, indices, out, lse,
-    rows, count, heads, scale, q_token, q_head, indices_row, indices_column,
+    tokens, top_k, heads, scale, q_token, q_head, indices_row, indices_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
     L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
-    COUNT: tl.constexpr,
+    TOP_K2: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token, a block of its heads, a part of its slots up to the last one in use."""
@@ -203,8 +204,8 @@ def sparse(
     splits = tl.num_programs(1)
     mine = head < heads
     line = indices + token * indices_row
-    every = tl.arange(0, COUNT)
-    filled = tl.load(line + every * indices_column, mask=every < count, other=-1) >= 0
+    every = tl.arange(0, TOP_K2)
+    filled = tl.load(line + every * indices_column, mask=every < top_k, other=-1) >= 0
     end = tl.max(tl.where(filled, every + 1, 0))
     part = tl.cdiv(tl.cdiv(end, KEYS), splits) * KEYS
     begin = split * part
@@ -230,12 +231,12 @@ def sparse(
             block * latent_block + place * latent_place, block * scales_block + place * scales_place,
             block * rope_block + place * rope_place, used, used[None, :], factor, L, R, WIDTH, LAYOUT,
         )  # fmt: skip
-    place = split * rows + token * heads + head
+    place = (split * tokens + token) * heads + head
     written = (splits == 1) | (begin < end)
     _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
 
 
-@triton.jit
+@jit(do_not_specialize=["rows"])
 def merge(parts, part_lse, out, lse, rows, L: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
     """Combine the splits of one row, WIDTH of its values: weights exp(lse of the part - lse of all). Parts without
     keys were never written."""
@@ -256,7 +257,7 @@ def merge(parts, part_lse, out, lse, rows, L: tl.constexpr, WIDTH: tl.constexpr,
         tl.store(lse + row, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")))
 
 
-@triton.jit
+@jit
 def write(
     latent, rope, slots, cache_latent, cache_scales, cache_rope, cache_scale, latent_row, rope_row, slots_stride,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,

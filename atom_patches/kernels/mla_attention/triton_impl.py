@@ -91,7 +91,7 @@ def mla_attention(
     def launch(out: Tensor, lse: Tensor) -> None:
         _kernels.dense[(blocks, config.splits)](
             q, *pointers, block_table, cu_seqlens_q, seq_lens_k, out, lse,
-            tokens * heads, sequences, heads, scale, q.stride(0), q.stride(1), *block_table.stride(), *strides,
+            tokens, sequences, heads, scale, q.stride(0), q.stride(1), *block_table.stride(), *strides,
             ALIGNED=heads % config.rows == 0, **sizes, **_meta(config),
         )  # fmt: skip
 
@@ -110,16 +110,16 @@ def sparse_mla_attention(
     q: Tensor, cache: Tensor, indices: Tensor, scale: float, cache_scale: Tensor | None, value_size: int
 ) -> tuple[Tensor, Tensor]:
     tokens, heads = q.shape[:2]
-    count = indices.shape[1]
+    top_k = indices.shape[1]
     layout = layout_of(cache, value_size, q.shape[2] - value_size)
-    config = _config(lambda rows: tokens * triton.cdiv(heads, rows), heads, count, layout, q)
+    config = _config(lambda rows: tokens * triton.cdiv(heads, rows), heads, top_k, layout, q)
     pointers, sizes, strides = _cache_arguments(cache, cache_scale, value_size, q.shape[2] - value_size, by_slot=True)
 
     def launch(out: Tensor, lse: Tensor) -> None:
         _kernels.sparse[(tokens * triton.cdiv(heads, config.rows), config.splits)](
             q, *pointers, indices, out, lse,
-            tokens * heads, count, heads, scale, q.stride(0), q.stride(1), *indices.stride(), *strides,
-            COUNT=triton.next_power_of_2(max(1, count)), **sizes, **_meta(config),
+            tokens, top_k, heads, scale, q.stride(0), q.stride(1), *indices.stride(), *strides,
+            TOP_K2=triton.next_power_of_2(max(1, top_k)), **sizes, **_meta(config),
         )  # fmt: skip
 
     return _run(launch, q, value_size, config)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from atom_patches.kernels.assembler import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@jit(do_not_specialize=["num_rows", "num_seqs", "num_tiles", "lse_split", "lse_head", "table_seq"])
 def attention_kernel(
     out, lse, q, key_cache, value_cache, block_table, cu_seqlens_q, seq_lens_k, query_positions, k_scale, v_scale,
     num_rows, num_seqs, num_tiles, scale, window, soft_cap, shortest,
@@ -133,7 +134,7 @@ def attention_kernel(
     tl.store(out_at, (acc * inverse[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _walk(
     acc, total, peak, queries, begin, stop, low, high, row_begin, row_end,
     key_cache, value_cache, block_table, inner, factor,
@@ -181,14 +182,14 @@ def _walk(
     return acc, total, peak
 
 
-@triton.jit
+@jit
 def _page_of(first, high, block_table, table_block, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The page of each key from `first` on, below `high`; one number where the step lies within a page."""
     key = first if PAGE % BLOCK_N == 0 else first + tl.arange(0, BLOCK_N)
     return tl.load(block_table + (key // PAGE) * table_block, mask=key < high, other=0)
 
 
-@triton.jit
+@jit
 def _load(at, needed, dim, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """Rows of a cache; those not needed, and columns behind SIZE, are 0 and not read."""
     if MASKED:
@@ -200,13 +201,13 @@ def _load(at, needed, dim, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.c
     return rows
 
 
-@triton.jit
+@jit
 def _first_tile(sequence, cu_seqlens_q, stride, BLOCK_Q: tl.constexpr):
     """Number of a sequence's first tile: these leave each sequence as many tiles as its rows fill, or one more."""
     return tl.load(cu_seqlens_q + sequence * stride).to(tl.int32) // BLOCK_Q + sequence
 
 
-@triton.jit
+@jit
 def _sequence_of(tile, cu_seqlens_q, stride, num_seqs, BLOCK_Q: tl.constexpr):
     """The sequence, or num_seqs for the rows behind them, that owns a tile: the last that starts no later."""
     low = 0

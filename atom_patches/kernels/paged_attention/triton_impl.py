@@ -16,6 +16,7 @@ from torch import Tensor
 from atom_patches.kernels.launch import backend, converts_e4m3, processors
 from atom_patches.kernels.merge_attention.triton_impl import merge_into
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.rows import power_of_two
 
 from ._triton_kernel import attention_kernel
 
@@ -74,8 +75,6 @@ def supports_paged_attention(
     group, most = q.shape[1] // key_cache.shape[2], 64 if q.dtype == torch.float32 else 128
     if group > most:
         return no(f"{group} query heads a key head; at most {most} of {q.dtype}")
-    if group > 32 and _narrow(q, value_cache):
-        return no(f"{group} query heads a key head; at most 32 where heads have 32 values or less")
     return YES
 
 
@@ -125,8 +124,8 @@ def paged_attention(
         seq_lens_k.stride(0), query_positions.stride(0) if query_positions is not None else 0,
         _head_stride(k_scale), _head_stride(v_scale),
         KV_HEADS=kv_heads, GROUP=group, BLOCK_Q=block_q, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        HEAD=size, VALUE=value_size, BLOCK_D=max(16, _power_of_two(size)),
-        BLOCK_V=max(16, _power_of_two(value_size)), PAGE=key_cache.shape[1],
+        HEAD=size, VALUE=value_size, BLOCK_D=max(16, power_of_two(size)),
+        BLOCK_V=max(16, power_of_two(value_size)), PAGE=key_cache.shape[1],
         CAUSAL=causal, WINDOWED=window is not None, SOFT_CAP=soft_cap > 0, POSITIONS=query_positions is not None,
         K_SCALED=k_scale is not None, V_SCALED=v_scale is not None, SPLIT=config.splits > 1,
         BY_SEQUENCE=config.by_sequence,
@@ -135,11 +134,6 @@ def paged_attention(
     if config.splits > 1:
         merge_into(out, lse, to, to_lse)
     return out, lse
-
-
-def _power_of_two(count: int) -> int:
-    """The least that is not below count."""
-    return 1 << (count - 1).bit_length()
 
 
 def _head_stride(scale: Tensor | None) -> int:
@@ -160,36 +154,23 @@ def _config(
     kv_heads = key_cache.shape[2]
     group = heads // kv_heads
     wide = max(size, value_cache.shape[3]) > 128
-    narrow = _narrow(q, value_cache)
-    by_sequence = max_seqlen_q * group <= (32 if narrow else 64)
+    by_sequence = max_seqlen_q * group <= 64
     if by_sequence:
-        block_m = max(16, _power_of_two(max_seqlen_q * group))
+        block_m = max(16, power_of_two(max_seqlen_q * group))
         block_n, warps, stages = (32 if wide else 64), 4, 3
         shortest, programs_wanted = 128, 4 * processors(q.device)
     else:
         block_m, block_n, warps, stages = 128, (64 if wide else 128), 8, 2
         shortest, programs_wanted = 512, processors(q.device)
-        if narrow:
-            block_m, block_n, warps = 32, (32 if wide else 64), 4
     if q.dtype == torch.float32:
         block_m, block_n, warps, stages = min(block_m, 64), 32, 8, 1
     if backend() == "hip":  # 64 KiB of shared memory
         block_m, block_n, stages = min(block_m, 64 if wide else 128), min(block_n, 32 if wide else 64), 1
-    block_m = max(block_m, _power_of_two(group))
+    block_m = max(block_m, power_of_two(group))
     tiles = seqs if by_sequence else rows // (block_m // group) + seqs
     keys = max_seqlen_k if window is None else min(max_seqlen_k, window + max_seqlen_q)
     splits = _splits(tiles * kv_heads, programs_wanted, keys, shortest)
     return Config(block_m, block_n, warps, stages, splits, shortest, by_sequence)
-
-
-def _narrow(q: Tensor, value_cache: Tensor) -> bool:
-    """Whether heads are too narrow for Hopper's warp-group product, which takes blocks of 64 rows and more.
-
-    Measured on an H200 with Triton 3.6: with values of 32 an 8-bit cache, or a cache that was not copied ahead, gave
-    wrong sums and illegal accesses in every block of 64 or 128 rows but one; lse was right, values of 64 were, and so
-    were blocks of 32 rows. Float32 takes another instruction.
-    """
-    return q.dtype != torch.float32 and min(q.shape[2], value_cache.shape[3]) <= 32
 
 
 def _splits(programs: int, wanted: int, keys: int, shortest: int) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.launch import converts_e4m3
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import power_of_two, programs
@@ -128,7 +128,7 @@ def qk_norm_rope_cache(
     return q, k, gate
 
 
-@triton.jit
+@jit(do_not_specialize=["num_slots", "position_axis"])
 def _qk_norm_rope_cache(
     qkv, positions, cos_sin, q_weight, k_weight, q, k, gate,
     key_cache, value_cache, slots, k_scale, v_scale, num_slots, eps,
@@ -193,7 +193,7 @@ def _qk_norm_rope_cache(
             tl.store(value_cache + value_place, _as_cached(values, v_scale, value_cache, LIMIT), mask=kept)
 
 
-@triton.jit
+@jit
 def _normed_and_turned(
     source, exists, weight, weight_stride, at_time, at_height, at_width, angle_stride, eps,
     D: tl.constexpr, HALF: tl.constexpr, GEMMA: tl.constexpr, NEOX: tl.constexpr,
@@ -254,7 +254,7 @@ def _normed_and_turned(
     return values
 
 
-@triton.jit
+@jit
 def _as_cached(values, scale, cache, LIMIT: tl.constexpr):
     """Values as the cache holds them: of an FP8 cache (LIMIT is not 0) divided by the scale and limited."""
     if LIMIT > 0.0:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.rows import programs, row_offsets, rows_of, tile
 
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
     return y
 
 
-@triton.jit
+@jit(do_not_specialize=["count"])
 def _rms_norm(
     x, weight, y, count, outer_stride, inner_stride, column_stride, weight_stride, eps,
     SIZE: tl.constexpr, INNER: tl.constexpr, GEMMA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

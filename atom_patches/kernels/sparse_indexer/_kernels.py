@@ -4,13 +4,13 @@
 # (types that exist only while Triton compiles)
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.e4m3_triton import encode_e4m3, power_of_two_above
 
 
-@triton.jit
+@jit(do_not_specialize=["count"])
 def write(
     key, slots, values, scales, count, size, key_row, key_column, slots_stride, values_block, scales_block,
     PAGE: tl.constexpr, POWER_OF_TWO: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -35,7 +35,7 @@ def write(
     tl.store(scales + block * scales_block + place, scale, mask=real)
 
 
-@triton.jit
+@jit(do_not_specialize=["total", "requests", "table_row"])
 def gather(
     values, scales, block_table, cu_seqlens, key, key_scale, total, requests, size,
     table_row, table_column, values_block, scales_block,
@@ -64,7 +64,7 @@ def gather(
     tl.store(key_scale + row, scale, mask=inside)
 
 
-@triton.jit
+@jit
 def _typed(x, FP8: tl.constexpr):
     """E4M3 bytes as the matrix unit takes them: as they are, or exactly widened."""
     x = x.to(tl.float8e4nv, bitcast=True)
@@ -73,14 +73,14 @@ def _typed(x, FP8: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def _score(key, scale, q, weights):
     """key [KEYS, D], scale [KEYS], q [H, D], weights [H] -> [KEYS]."""
     scores = tl.dot(key, tl.trans(q))
     return tl.sum(tl.maximum(scores, 0.0) * weights[None, :], 1) * scale
 
 
-@triton.jit
+@jit(do_not_specialize=["tokens", "columns"])
 def logits_ragged(
     q, key, key_scale, weights, start, end, out, tokens, columns, heads, size,
     q_token, q_head, key_row, scale_stride, weights_token, weights_head, start_stride, end_stride,
@@ -125,7 +125,7 @@ def logits_ragged(
         tl.store(line + t * columns, result, mask=stored)
 
 
-@triton.jit
+@jit(do_not_specialize=["columns", "table_row"])
 def logits_paged(
     q, values, scales, weights, block_table, requests, lengths, out, columns, heads, size,
     q_token, q_head, weights_token, weights_head, table_row, table_column, requests_stride, lengths_stride,
@@ -169,9 +169,9 @@ def logits_paged(
         tl.store(line + position, tl.full((1024,), float("-inf"), tl.float32), mask=position < columns)
 
 
-@triton.jit
+@jit(do_not_specialize=["blocks", "table_row"])
 def local_to_paged(
-    indices, requests, block_table, out, count, blocks, indices_row, indices_column, requests_stride,
+    indices, requests, block_table, out, top_k, blocks, indices_row, indices_column, requests_stride,
     table_row, table_column, HAS_REQUESTS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -179,11 +179,11 @@ def local_to_paged(
     if HAS_REQUESTS:
         owner = tl.load(requests + row * requests_stride).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    stored = column < count
+    stored = column < top_k
     index = tl.load(indices + row * indices_row + column * indices_column, mask=stored, other=-1)
     number = index // PAGE
     real = (index >= 0) & (number < blocks) & (owner >= 0)
     at = owner * table_row + number.to(tl.int64) * table_column
     block = tl.load(block_table + at, mask=real, other=0)
     slot = tl.where(real, block * PAGE + index % PAGE, -1)
-    tl.store(out + row * count + column, slot, mask=stored)
+    tl.store(out + row * top_k + column, slot, mask=stored)

@@ -10,13 +10,14 @@ blocks are. Short of rows, a row is cut into parts, and the parts' winners are c
 # (types that exist only while Triton compiles)
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from atom_patches.kernels.assembler import jit
 
 ABSENT = tl.constexpr(-(2**31))
 
 
-@triton.jit
+@jit
 def _order(x, inside):
     """Integers in the order of the values: equal for equal ones, ABSENT for what cannot be taken."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
@@ -24,7 +25,7 @@ def _order(x, inside):
     return tl.where(inside & (x > float("-inf")), rank, ABSENT)
 
 
-@triton.jit
+@jit
 def _border(rank, k, least):
     """The largest border with at least k ranks at or above it.
 
@@ -40,7 +41,7 @@ def _border(rank, k, least):
     return low.to(tl.int32)
 
 
-@triton.jit
+@jit
 def _named(names, winners, lane, base, stop, held, k, MERGE: tl.constexpr):
     """The columns in the lanes: first those held so far, from lane k on the next ones; and which lanes have one."""
     fresh = base + lane - k
@@ -53,7 +54,7 @@ def _named(names, winners, lane, base, stop, held, k, MERGE: tl.constexpr):
     return tl.where(kept, tl.load(winners + lane, mask=kept, other=0), index), inside | kept
 
 
-@triton.jit
+@jit(do_not_specialize=["row_stride", "parts"])
 def select(
     logits, candidates, start, end, out, k, step, row_stride, column_stride, start_stride, end_stride, parts,
     HAS_START: tl.constexpr, MERGE: tl.constexpr, BLOCK: tl.constexpr,

@@ -143,13 +143,13 @@ def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stab
 
 
 def local_to_paged(indices: Tensor, requests: Tensor | None, block_table: Tensor, block_size: int) -> Tensor:
-    rows, count = indices.shape
-    out = torch.empty(rows, count, dtype=torch.int32, device=indices.device)
+    rows, top_k = indices.shape
+    out = torch.empty(rows, top_k, dtype=torch.int32, device=indices.device)
     if not out.numel():
         return out
-    width = min(1024, max(16, triton.next_power_of_2(count)))
-    _kernels.local_to_paged[(rows, triton.cdiv(count, width))](
-        indices, requests, block_table, out, count, block_table.shape[1], *indices.stride(),
+    width = min(1024, max(16, triton.next_power_of_2(top_k)))
+    _kernels.local_to_paged[(rows, triton.cdiv(top_k, width))](
+        indices, requests, block_table, out, top_k, block_table.shape[1], *indices.stride(),
         0 if requests is None else requests.stride(0), *block_table.stride(),
         HAS_REQUESTS=requests is not None, PAGE=block_size, WIDTH=width, num_warps=4,
     )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Kernels for Hopper come from the newest assembler; nobody else's do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom_patches import kernels
+from atom_patches.kernels import assembler
+
+ROOT = Path(kernels.__file__).parent
+
+COMPILE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import compile_kernels, torch, triton, triton.language as tl
+from triton import knobs
+from atom_patches.kernels import assembler
+
+def body(x):
+    i = tl.arange(0, 16)
+    tile = tl.load(x + i[:, None] * 16 + i[None, :])
+    tl.store(x + i[:, None] * 16 + i[None, :], tl.dot(tile, tile))
+
+before = knobs.nvidia.ptxas, os.environ.get("TRITON_PTXAS_PATH")
+for target in ("cuda:90", "cuda:80"):
+    for kind in (assembler.jit, triton.jit):
+        found = []
+        with compile_kernels.compiling_for(target, found):
+            kind(body)[(1,)](torch.empty(256, device="meta"))
+        (kernel,) = found
+        toolkit = int.from_bytes(kernel.asm["cubin"][20:24], "little")  # where other ELF files have their own version
+        print(target, kind.__module__.split(".")[0], f"{toolkit // 10}.{toolkit % 10}")
+assert before == (knobs.nvidia.ptxas, os.environ.get("TRITON_PTXAS_PATH"))
+print(knobs.nvidia.ptxas.version, assembler.newest().version)
+"""
+
+
+def test_who_assembles(tmp_path: Path) -> None:
+    tools = Path(__file__).resolve().parents[2] / "tools"
+    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_PTXAS_PATH")}
+    (tmp_path / "kernel.py").write_text(COMPILE)
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "kernel.py"), str(tools)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    *made, versions = run.stdout.splitlines()
+    default, newest = versions.split()
+    assert made == [
+        f"cuda:90 atom_patches {newest}",
+        f"cuda:90 triton {default}",
+        f"cuda:80 atom_patches {default}",
+        f"cuda:80 triton {default}",
+    ]
+
+
+def test_a_newer_assembler_of_the_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {"ptxas": assembler.knobs.NvidiaTool("/theirs", "13.10"), "ptxas_blackwell": None}
+    tools["ptxas_blackwell"] = assembler.knobs.NvidiaTool("/triton", "13.9")
+    monkeypatch.setattr(assembler.knobs, "nvidia", type("Nvidia", (), tools))
+    assert assembler.newest().path == "/theirs"
+
+
+def test_every_kernel_is_declared_with_our_jit() -> None:
+    others = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in ROOT.rglob("*.py")
+        if path.name != "assembler.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "triton.jit"
+    ]
+    assert not others, "Hopper's wrong code comes back with `triton.jit`: use atom_patches.kernels.assembler.jit"
