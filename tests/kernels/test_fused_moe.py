@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from atom_patches.kernels import registry
 from atom_patches.kernels.fused_moe import (
     FUSED_MOE,
     MOE_ROUTING,
@@ -31,8 +32,10 @@ from atom_patches.kernels.fused_moe.tuned import Config, Shape, Tile
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUTERS = harness.providers(MOE_ROUTING)
 PROVIDERS = harness.providers(FUSED_MOE)
-OWN = [name for name in PROVIDERS if name != "engine"]
-"""Those that promise more than an engine's kernel: other strides and ids, weights that are not read."""
+SGLANG = registry._package(MOE_ROUTING, "engine") == "atom_patches.sglang.kernels"
+GAIN = 0.02 * 512**0.5
+"""Of a served model's down projections: weights of deviation 0.02, 512 wide. Engines round gate, up, silu(gate) and the
+product one after the other: with a gain of 1, sums that cancel are off by more than the tolerance's absolute part."""
 WIDTHS, HIDDEN = ([40, 64], [72, 128]) if harness.GPU else ([8, 16, 48], [16, 40, 64])
 """Sizes that tiles fit and do not fit; few on a GPU, where each is compiled. vLLM's kernels serve multiples of 64."""
 
@@ -145,9 +148,11 @@ def test_of_equal_experts_the_first_is_taken(provider: str) -> None:
     assert ids.tolist() == [[0, 1, 2, 3], [9, 10, 11, 12], [3, 11, 0, 1]]
 
 
-@pytest.mark.parametrize("provider", [name for name in ROUTERS if name != "engine"])
+@pytest.mark.parametrize("provider", ROUTERS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_of_equal_groups_the_first_is_taken(provider: str, biased: bool) -> None:
+    if provider == "engine" and SGLANG and biased:
+        pytest.skip("SGLang's router counts two equal best scores of a group once")
     logits = torch.zeros(2, 12, device=harness.DEVICE)
     logits[1, 5] = logits[1, 10] = 1.0
     bias = torch.zeros(12, device=harness.DEVICE) if biased else None
@@ -157,6 +162,7 @@ def test_of_equal_groups_the_first_is_taken(provider: str, biased: bool) -> None
     assert ids.tolist() == [[0, 1, 2, 3], [5, 10, 3, 4]]
 
 
+# The engines' routers do not promise it: see the docstrings of their bindings.
 @pytest.mark.parametrize("provider", [name for name in ROUTERS if name != "engine"])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_scores_that_are_not_numbers_count_as_zero(provider: str, scoring: str) -> None:
@@ -209,8 +215,6 @@ def test_routing_that_makes_no_sense_is_refused(arguments: dict[str, Any], messa
 
 
 def registry_refuses(operation: Any, provider: str, arguments: tuple[Any, ...]) -> bool:
-    from atom_patches.kernels import registry
-
     return not registry.supports(operation, provider, arguments).ok
 
 
@@ -253,10 +257,11 @@ def draw(
         where[torch.randperm(everyone, generator=generator)[:experts]] = torch.arange(experts, dtype=torch.int32)
     return (
         normal(tokens, hidden), normal(experts, 2 * width, hidden, scale=hidden**-0.5),
-        normal(experts, hidden, width, scale=2 * width**-0.5), weights.to(harness.DEVICE), chosen.to(harness.DEVICE),
+        normal(experts, hidden, width, scale=2 * GAIN * width**-0.5),
+        weights.to(harness.DEVICE), chosen.to(harness.DEVICE),
         None if where is None else where.to(harness.DEVICE),
         normal(2 * width * shared, hidden, scale=hidden**-0.5) if shared else None,
-        normal(hidden, width * shared, scale=(width * shared) ** -0.5) if shared else None,
+        normal(hidden, width * shared, scale=GAIN * (width * shared) ** -0.5) if shared else None,
         normal(hidden, scale=hidden**-0.5) if gated else None,
     )  # fmt: skip
 
@@ -345,31 +350,38 @@ def test_padding(provider: str, shared: int, tokens: int) -> None:
         assert not FUSED_MOE.reference(*arguments)[3:].any()
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_rank_that_no_token_chose(provider: str) -> None:
-    x, w13, w2, weights, ids, _, *shared = draw(5, experts=6, seed=4)
+    dtype, width, hidden = served(provider)
+    x, w13, w2, weights, ids, _, *shared = draw(5, 6, width=width, hidden=hidden, dtype=dtype, seed=4)
     nowhere = torch.full((6,), -1, dtype=torch.int32, device=harness.DEVICE)
     arguments = (x, w13, w2, weights, ids, nowhere, *shared)
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("provider", OWN)
-def test_views_and_wide_ids(provider: str) -> None:
-    x, w13, w2, weights, ids, _, *_ = draw(9, hidden=64, width=32, seed=5)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("wide", [False, True])
+def test_views_and_wide_ids(provider: str, wide: bool) -> None:
+    """With `wide`, ids of 64 bits, and weights whose rows are innermost in memory, which the engines refuse."""
+    dtype, width, hidden = served(provider)
+    x, w13, w2, weights, ids, _, *_ = draw(9, hidden=2 * hidden, width=width, dtype=dtype, seed=5)
+    if wide:
+        w2, ids = w2.mT.contiguous().mT, ids.long()
     arguments = (
-        x[:, ::2], w13[:, :, 1:33], w2.mT.contiguous().mT[:, :32], torch.stack([weights, weights], -1)[..., 0],
-        torch.stack([ids, ids], -1).long()[..., 1], None, w13[0, :, 3:35], w2[0, :32], w13[1, 0, ::2],
+        x[:, ::2], w13[:, :, 1 : 1 + hidden], w2[:, :hidden], torch.stack([weights, weights], -1)[..., 0],
+        torch.stack([ids, ids], -1)[..., 1], None, w13[0, :, 3 : 3 + hidden], w2[0, :hidden], w13[1, 0, ::2],
     )  # fmt: skip
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_an_unchosen_experts_weights_are_not_read(provider: str) -> None:
-    x, w13, w2, weights, ids, *_ = draw(6, seed=6)
+    dtype, width, hidden = served(provider)
+    x, w13, w2, weights, ids, *_ = draw(6, width=width, hidden=hidden, dtype=dtype, seed=6)
     ids[ids == 4] = 5
     w13[4], w2[4] = float("nan"), float("nan")
     arguments = (x, w13, w2, weights, ids, None, None, None, None)
-    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE["float32"])
+    harness.check(FUSED_MOE, provider, arguments, tolerance=TOLERANCE[dtype])
 
 
 def test_as_torch_sees_it() -> None:

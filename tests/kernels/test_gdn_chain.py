@@ -16,9 +16,8 @@ from atom_patches.kernels.contract import clones
 from atom_patches.kernels.gdn_chain.prefill import GDN_PREFILL, GDN_PREFILL_SEGMENT, TOLERANCE, gdn_prefill
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ALL = harness.providers(GDN_PREFILL)
+PROVIDERS = harness.providers(GDN_PREFILL)
 SEGMENT = harness.providers(GDN_PREFILL_SEGMENT)
-OWN = [name for name in ALL if name != "engine"]
 # Every combination is compiled on a GPU, so they are few.
 SHAPES = [
     {"key_heads": 1, "group": 2, "key": 16, "value": 16, "taps": 4, "bias": True, "value_major": True},
@@ -96,8 +95,13 @@ def segment_of(arguments: dict[str, Any]) -> tuple[Any, ...]:
     return *(arguments[name] for name in names), key_heads, key_size, *rest
 
 
-def check(provider: str, arguments: dict[str, Any], dtype: str = "float32") -> None:
-    harness.check(GDN_PREFILL, provider, in_order(arguments), tolerance=TOLERANCE[dtype])
+def served(provider: str) -> str:
+    """The strictest dtype that the provider serves."""
+    return "bfloat16" if provider == "engine" else "float32"
+
+
+def check(provider: str, arguments: dict[str, Any], dtype: str | None = None) -> None:
+    harness.check(GDN_PREFILL, provider, in_order(arguments), tolerance=TOLERANCE[dtype or served(provider)])
 
 
 def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +148,7 @@ def test_the_reference_is_the_formula() -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @harness.examples(4)
 @given(
@@ -184,64 +188,65 @@ def test_segments_tell_what_prefill_does_to_states(provider: str, cut: int) -> N
     torch.testing.assert_close(state, whole["ssm_state"][2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("provider", "dtype"), [(name, "bfloat16") for name in ALL] + [(name, "float16") for name in OWN]
-)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dense_half_precision_rows(provider: str, dtype: str) -> None:
     check(provider, draw([66, 1, 3], key=64, value=64, dtype=dtype, padded=False), dtype)
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
     "change",
     [{"has_initial_state": None}, {"activation": None}, {"null_slot": None, "slots": torch.tensor([0, 2])}],
     ids=["no initial states", "no activation", "no null slot"],
 )
 def test_what_may_be_left_out(provider: str, change: dict[str, Any]) -> None:
-    x = draw([5, 34], [1, 2], seed=3) | on_device(change)
+    x = draw([5, 34], [1, 2], seed=3, dtype=served(provider)) | on_device(change)
     x["ssm_state"].nan_to_num_(0.5)
     x["conv_state"].nan_to_num_(0.5)
     check(provider, x)
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_many_sequences_with_single_rows_among_them(provider: str) -> None:
     lengths = [1, 0, 1, 2] * 11 + [70]
-    check(provider, draw(lengths, seed=4))
+    check(provider, draw(lengths, seed=4, dtype=served(provider)))
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_padding_and_rows_that_no_sequence_owns(provider: str) -> None:
-    check(provider, draw([3, 5, 66, 4], [1, 0, 2, -1], padded=True))
+    for lengths in ([3, 5, 66, 4], [0, 0, 0, 0]):
+        check(provider, draw(lengths, [1, 0, 2, -1], padded=True, dtype=served(provider)))
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("name", ["conv_bias", "slots", "has_initial_state", "cu_seqlens", "A_log", "dt_bias"])
 def test_vectors_with_other_values_in_between(provider: str, name: str) -> None:
-    x = draw([9, 11], [2, 1], resumed=[True, True], seed=5)
+    x = draw([9, 11], [2, 1], resumed=[True, True], seed=5, dtype=served(provider))
     x[name] = harness.spread(x[name])
     check(provider, x)
     if registry.available(GDN_PREFILL_SEGMENT, provider, harness.DEVICE).ok:
         harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0]])
 def test_no_rows(provider: str, lengths: list[int]) -> None:
-    x = draw(lengths)
+    x = draw(lengths, dtype=served(provider))
     check(provider, x)
     harness.check(GDN_PREFILL_SEGMENT, provider, segment_of(x), tolerance=(0.0, 0.0))
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_rows_but_no_sequence(provider: str) -> None:
-    check(provider, draw([], padded=True))
+    check(provider, draw([], padded=True, dtype=served(provider)))
 
 
-@pytest.mark.parametrize("provider", OWN)
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_pieces_of_a_prompt_give_what_the_whole_gives(provider: str) -> None:
     """Prefill in three steps over the same slots, cut where a piece is shorter than the filter's memory."""
-    x = draw([70], [2], resumed=[False], seed=6)
+    x = draw([70], [2], resumed=[False], seed=6, dtype=served(provider))
+    rtol, atol = (1e-4, 1e-5) if provider != "engine" else TOLERANCE["bfloat16"]
     whole, pieces = clones(in_order(x)), clones(in_order(x))
     call = registry.implementation(GDN_PREFILL, provider)
     expected = call(*whole)
@@ -252,10 +257,10 @@ def test_pieces_of_a_prompt_give_what_the_whole_gives(provider: str) -> None:
         piece["cu_seqlens"] = torch.tensor([0, stop - start], dtype=torch.int32, device=harness.DEVICE)
         piece["has_initial_state"] = torch.tensor([i > 0], device=harness.DEVICE)
         parts.append(call(*in_order(piece)))
-    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=rtol, atol=atol)
     for name in ("conv_state", "ssm_state"):
         at = NAMES.index(name)
-        torch.testing.assert_close(pieces[at][2], whole[at][2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pieces[at][2], whole[at][2], rtol=rtol, atol=atol)
 
 
 def test_as_torch_sees_it() -> None:

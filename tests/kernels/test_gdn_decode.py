@@ -111,6 +111,7 @@ SHAPE = st.fixed_dictionaries(
         "activation": st.sampled_from(["silu", None]),
     }
 )
+ENGINE = {"plain": True, "transposed": False}
 LAYOUT = st.fixed_dictionaries({"taps": st.integers(2, 5), "transposed": st.booleans(), "channels_last": st.booleans()})
 
 
@@ -125,11 +126,9 @@ LAYOUT = st.fixed_dictionaries({"taps": st.integers(2, 5), "transposed": st.bool
 def test_every_provider(
     provider: str, dtype: str, data: st.DataObject, shape: dict[str, Any], layout: dict[str, Any]
 ) -> None:
-    padding: list[int] = []
     if provider == "engine":
-        layout = {"plain": True}
-    else:
-        padding = data.draw(st.lists(st.sampled_from([0, -1]), max_size=2), label="padding")
+        layout = layout | ENGINE
+    padding = data.draw(st.lists(st.sampled_from([0, -1]), max_size=2), label="padding")
     real = data.draw(st.lists(st.integers(1, 7), unique=True, max_size=3), label="slots")
     arguments = Inputs(data.draw(st.permutations(real + padding)), dtype=dtype, **shape, **layout).arguments
     assume(registry.supports(GDN_DECODE, provider, arguments).ok)
@@ -148,7 +147,7 @@ def test_every_provider_verifies(
     padded = data.draw(st.lists(st.sampled_from([None, None, 0, -1]), min_size=3, max_size=3), label="padding")
     outside = data.draw(st.integers(0, 1), label="outside")
     if provider == "engine":
-        padded, outside, layout = [None] * 3, 0, {"plain": True, "extra_places": 1}
+        layout = layout | ENGINE | {"extra_places": 1}
     flat = data.draw(st.permutations(range(1, 8)), label="slots")
     slots = [flat[2 * i : 2 * i + 2] if padded[i] is None else [padded[i]] * 2 for i in range(len(lengths))]
     accepted = data.draw(st.lists(st.integers(1, 2), min_size=len(lengths), max_size=len(lengths)), label="accepted")
@@ -160,7 +159,7 @@ def test_every_provider_verifies(
     harness.check(GDN_VERIFY, provider, arguments, tolerance=TOLERANCE[widest])
 
 
-@pytest.mark.parametrize("provider", [p for p in harness.providers(GDN_VERIFY) if p != "engine"])
+@pytest.mark.parametrize("provider", harness.providers(GDN_VERIFY))
 @pytest.mark.parametrize("sequences", [0, 2])
 def test_no_drafted_row(provider: str, sequences: int) -> None:
     slots = [[1 + 2 * i, 2 + 2 * i] for i in range(sequences)]
@@ -219,19 +218,26 @@ def test_an_early_launch_changes_no_bit() -> None:
         assert torch.equal(plain, begun)
 
 
-@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p != "engine"])
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_padding(provider: str, transposed: bool) -> None:
-    """Rows and drafts of padding between real ones."""
-    inputs = Inputs([3, 0, 1, -1], k=7, v=9, transposed=transposed)
+    """Rows of padding between real ones."""
+    inputs = Inputs([3, 0, 1, -1], k=7, v=9, transposed=transposed, plain=provider == "engine")
     harness.check(GDN_DECODE, provider, inputs.arguments, tolerance=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("provider", harness.providers(GDN_VERIFY))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_drafts_of_padding(provider: str, transposed: bool) -> None:
+    """Between real ones."""
+    inputs = Inputs([1] * 4, k=7, v=9, transposed=transposed, plain=provider == "engine", extra_places=1)
     drafts = inputs.drafts([0, 2, 3, 4], [[1, 2], [0, 0], [4, 3]], [2, 1, 1])
     harness.check(GDN_VERIFY, provider, drafts, tolerance=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p != "engine"])
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_slot_zero_is_real_where_no_slot_is_null(provider: str) -> None:
-    arguments = Inputs([0, 3]).arguments
+    arguments = Inputs([0, 3], plain=provider == "engine").arguments
     harness.check(GDN_DECODE, provider, (*arguments[:-1], None), tolerance=TOLERANCE["float32"])
 
 

@@ -52,7 +52,7 @@ def test_states_and_rows_of_nobody(
 ) -> None:
     monkeypatch.setattr(binding.conv, "timed_causal_conv1d", convolved)
     monkeypatch.setattr(binding, "fused_post_conv_prep", prepared)
-    monkeypatch.setattr(binding, "chunk_gated_delta_rule", lambda *call: rule(*call[:8], CHUNK_SIZE))  # type: ignore[call-arg]
+    monkeypatch.setattr(binding, "timed_chunk_gated_delta_rule", lambda *call: rule(*call[:8], CHUNK_SIZE))  # type: ignore[call-arg]
     x: dict[str, Any] = {**draw(lengths, slots, padded=True, seed=1), "null_slot": null_slot}
     for name in ("conv_state", "ssm_state"):
         x[name].nan_to_num_(0.5)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from atom_patches.kernels.registry import YES, Verdict, no
 
 
 def without_null(slots: Tensor, null_slot: int | None) -> Tensor:
@@ -21,15 +25,42 @@ def padded_rows(cu_seqlens: Tensor, slots: Tensor, rows: int) -> Tensor:
     return padding[owner.clamp(min=0, max=slots.shape[0])] | (owner < 0)
 
 
-_lengths: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+class Batch(NamedTuple):
+    """Sequences as SGLang has them on the host before its layers run."""
+
+    lengths: list[int]
+    bounds: Tensor
+    """A copy of cu_seqlens: SGLang keeps its table of chunks by the tensor, whatever has been written to it since."""
 
 
-def lengths_on_host(cu_seqlens: Tensor) -> list[int]:
-    """The sequences' lengths. SGLang has them on the host before its layers run; here they are read once a tensor."""
+_batches: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def batch_of(cu_seqlens: Tensor) -> Batch:
+    """Read once a tensor, and kept while it is unchanged; an inference tensor does not tell, and is read anew."""
     version = None if cu_seqlens.is_inference() else cu_seqlens._version
-    kept = _lengths.get(cu_seqlens)
+    kept = _batches.get(cu_seqlens)
     if kept is not None and version is not None and kept[0] == version:
         return kept[1]
-    found = cu_seqlens.diff().tolist()
-    _lengths[cu_seqlens] = (version, found)
+    found = Batch(cu_seqlens.diff().tolist(), cu_seqlens.clone(memory_format=torch.contiguous_format))
+    if version is not None:
+        _batches[cu_seqlens] = (version, found)
     return found
+
+
+def supports_batch(cu_seqlens: Tensor) -> Verdict:
+    """Whether there is a batch, and its lengths can be read now."""
+    if cu_seqlens.shape[0] < 2:
+        return no("SGLang's kernels are not launched without sequences")
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        return no("SGLang plans a prefill on the host, outside CUDA graphs")
+    return YES
+
+
+def without_empty(cu_seqlens: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """Bounds, and what goes with every sequence, of those that have rows: SGLang's table of chunks counts no others."""
+    batch = batch_of(cu_seqlens)
+    if all(batch.lengths):
+        return batch.bounds, *vectors
+    filled = torch.tensor([i for i, length in enumerate(batch.lengths) if length], device=cu_seqlens.device).long()
+    return torch.cat([batch.bounds[:1], batch.bounds[1:][filled]]), *(vector[filled] for vector in vectors)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
-from ._slots import lengths_on_host, padded_rows, without_null
+from ._slots import batch_of, padded_rows, supports_batch, without_null
 
 
 def supports_causal_conv1d(
@@ -28,7 +28,10 @@ def supports_causal_conv1d(
 ) -> Verdict:
     if has_initial_state is None or not has_initial_state.is_contiguous() or not cu_seqlens.is_contiguous():
         return no("SGLang's prefill convolution reads contiguous cu_seqlens and has_initial_state")
-    return _supports(x, weight, bias, state)
+    if x.stride(0) == 1:
+        return no("SGLang convolves in place where the rows of a channel are contiguous")
+    batch = supports_batch(cu_seqlens)
+    return _supports(x, weight, bias, state) if batch.ok else batch
 
 
 def causal_conv1d(
@@ -68,7 +71,7 @@ def timed_causal_conv1d(
         has_initial_state=has_initial_state,
         cache_indices=slots,
         query_start_loc=cu_seqlens,
-        seq_lens_cpu=lengths_on_host(cu_seqlens),
+        seq_lens_cpu=batch_of(cu_seqlens).lengths,
     ).T
 
 

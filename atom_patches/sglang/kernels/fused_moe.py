@@ -1,6 +1,9 @@
 """SGLang's routing and experts, as its unquantised Triton runner calls them, and Qwen3.5's shared expert beside them:
 on a stream of its own in small batches, which SGLang captures.
 
+A routing score that is not a number is not taken for 0, and of two equal scores that are the best of a group the router
+counts one: both would need a pass of their own. Padding ids, -1, have a place of their own in SGLang's alignment.
+
 Written against SGLang 0.5.17.
 """
 
@@ -25,6 +28,9 @@ from ._process import available
 LARGEST_CAPTURED = 256
 """Tokens of the largest batch that is taken to run in a CUDA graph of SGLang's."""
 
+SORTED_BY_ID = (896, 16)
+"""Experts, and how many of them a token takes, for which SGLang has a router of its own."""
+
 
 def supports_moe_routing(
     logits: Tensor, top_k: int, scoring: str, renormalize: bool, bias: Tensor | None, n_group: int, topk_group: int,
@@ -34,6 +40,10 @@ def supports_moe_routing(
         return no("SGLang's kernels are not launched for zero tokens")
     if scaling != 1.0 and not renormalize:
         return no("SGLang scales weights that are divided by their sum only")
+    if n_group > 1 and bias is None:
+        return no("SGLang rates a group by its two best scores, also without a bias")
+    if scoring == "sigmoid" and n_group == 1 and (logits.shape[1], top_k) == SORTED_BY_ID:
+        return no("SGLang's router for so many experts returns them in the order of their ids")
     if scoring == "softmax" and (n_group > 1 or bias is not None):
         return no("SGLang's router takes softmax scores without a bias or groups only")
     return YES

@@ -1,7 +1,8 @@
 """SGLang's own sequence of kernels inside a GatedDeltaNet layer, as its Triton backend runs it.
 
 Prefill: convolution, split, gates, and the chunked rule with its own normalisation of queries and keys, over the pool
-of states. Decode: convolution in place, then one kernel for all the rest.
+of states; it waits for the device, to know the lengths and which states to clear. Decode: convolution in place, then
+one kernel for all the rest.
 
 Written against SGLang 0.5.17.
 """
@@ -19,7 +20,8 @@ from torch import Tensor
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import causal_conv1d as conv
-from ._slots import padded_rows, without_null
+from ._slots import padded_rows, without_empty, without_null
+from .gated_delta_rule import supports_rule
 
 LARGEST_SPLIT = 8192
 """Columns up to which SGLang splits queries, keys and values in one kernel."""
@@ -51,6 +53,8 @@ def supports_gdn_prefill(
     )
     if found.ok and scale != ssm_state.shape[3] ** -0.5:
         found = no("SGLang's prefill has one scale, K ** -0.5")
+    if found.ok:
+        found = supports_rule(mixed_qkv.shape[0], ssm_state.shape[3], mixed_qkv)
     return _supports(a, b, ssm_state, A_log, dt_bias, eps) if found.ok else found
 
 
@@ -63,7 +67,7 @@ def gdn_prefill(
     conv_state: Tensor,
     ssm_state: Tensor,
     slots: Tensor,
-    has_initial_state: Tensor | None,
+    has_initial_state: Tensor,
     cu_seqlens: Tensor,
     A_log: Tensor,
     dt_bias: Tensor,
@@ -72,10 +76,11 @@ def gdn_prefill(
     activation: str | None,
     null_slot: int | None,
 ) -> Tensor:
-    slots = without_null(slots, null_slot)
-    if has_initial_state is not None:
-        fresh = ((slots >= 0) & ~has_initial_state & (cu_seqlens.diff() > 0)).nonzero()[:, 0]
-        ssm_state[slots[fresh].long()] = 0.0
+    cu_seqlens, slots, has_initial_state = without_empty(cu_seqlens, without_null(slots, null_slot), has_initial_state)
+    if not slots.shape[0]:
+        return mixed_qkv.new_zeros(mixed_qkv.shape[0], *ssm_state.shape[1:3])
+    fresh = ((slots >= 0) & ~has_initial_state).nonzero()[:, 0]
+    ssm_state[slots[fresh].long()] = 0.0
     y = timed_gdn_prefill(
         mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, has_initial_state, cu_seqlens, A_log,
         dt_bias, scale, eps, activation, None,
@@ -148,6 +153,8 @@ def supports_gdn_decode(
     activation: str | None,
     null_slot: int | None,
 ) -> Verdict:
+    if b.element_size() < mixed_qkv.element_size():
+        return no(f"SGLang's kernel rounds the write strength to {b.dtype}, the dtype of b")
     found = conv.supports_causal_conv1d_update(mixed_qkv, conv_weight, conv_bias, conv_state)
     return _supports(a, b, ssm_state, A_log, dt_bias, eps) if found.ok else found
 

@@ -29,7 +29,8 @@ def supports_recurrent_gated_delta_rule(
     null_slot: int | None,
 ) -> Verdict:
     check_step(q, k, v, g, beta, state, slots)
-    return supports_states(v, state, slots, null_slot)
+    rows = _supports_rows(q, v, scale)
+    return supports_states(v, state, slots, null_slot) if rows.ok else rows
 
 
 def recurrent_gated_delta_rule(
@@ -88,7 +89,8 @@ def supports_verify_gated_delta_rule(
     check_draft(q, k, v, g, beta, cu_seqlens, state, slots, num_accepted)
     if slots.stride(1) != 1 or cu_seqlens.stride(0) != 1 or num_accepted.stride(0) != 1:
         return no("vLLM's kernel wants contiguous slots, cu_seqlens and num_accepted")
-    return supports_states(v, state, slots, null_slot)
+    rows = _supports_rows(q, v, scale)
+    return supports_states(v, state, slots, null_slot) if rows.ok else rows
 
 
 def verify_gated_delta_rule(
@@ -136,6 +138,12 @@ def timed_verify_gated_delta_rule(
         num_accepted_tokens=num_accepted,
     )
     return y[0]
+
+
+def _supports_rows(q: Tensor, v: Tensor, scale: float) -> Verdict:
+    if q.dtype != v.dtype:
+        return no(f"vLLM's kernel rounds its output to {q.dtype}, the dtype of q, not to that of v")
+    return YES if scale > 0 else no(f"vLLM's kernel takes positive scales, not {scale}")
 
 
 def supports_states(v: Tensor, state: Tensor, slots: Tensor, *null_slot: Any) -> Verdict:

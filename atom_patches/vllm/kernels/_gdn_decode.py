@@ -40,6 +40,8 @@ def supports_gdn_decode(
         return no(f"vLLM's kernel normalises with an eps of 1e-6, not {eps}")
     if any(tensor.stride(-1) != 1 for tensor in (a, b, A_log, dt_bias)):
         return no("vLLM's kernel wants its gates contiguous in their last dimension")
+    if b.element_size() < mixed_qkv.element_size():
+        return no(f"vLLM's kernel rounds the write strength to {b.dtype}, the dtype of b")
     verdict = conv.supports_filter(mixed_qkv, conv_weight, conv_bias, conv_state)
     return verdict if not verdict.ok else supports_states(mixed_qkv, ssm_state, slots, null_slot)
 
@@ -122,6 +124,8 @@ def supports_gdn_verify(
 ) -> Verdict:
     if slots.stride(1) != 1 or cu_seqlens.stride(0) != 1 or num_accepted.stride(0) != 1:
         return no("vLLM's kernel wants contiguous slots, cu_seqlens and num_accepted")
+    if scale <= 0:
+        return no(f"vLLM's kernel takes positive scales, not {scale}")
     return supports_gdn_decode(
         mixed_qkv, a, b, conv_weight, conv_bias, conv_state, ssm_state, slots, A_log, dt_bias, scale, eps, activation,
         null_slot,

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.fla.ops import fused_post_conv_prep
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import causal_conv1d as conv
-from ._gated_delta_chunk import chunk_gated_delta_rule, supports_plan, supports_rule
+from ._gated_delta_chunk import supports_plan, supports_rule, timed_chunk_gated_delta_rule
 
 __all__ = ["gdn_prefill", "supports_gdn_prefill", "timed_gdn_prefill"]
 
@@ -44,6 +44,8 @@ def supports_gdn_prefill(
         return no(f"vLLM's kernel adds {L2_NORM_EPS} under the root, not {eps}")
     if a.stride(1) != 1 or b.stride(1) != 1:
         return no("vLLM's kernel wants a and b contiguous in their last dimension")
+    if A_log.stride(0) != 1 or dt_bias.stride(0) != 1:
+        return no("vLLM's kernel wants A_log and dt_bias contiguous")
     convolves = conv.supports_causal_conv1d(
         mixed_qkv, conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state, activation, null_slot
     )
@@ -145,4 +147,4 @@ def _computed(
     )
     state = ssm_state[slots].contiguous()
     state[~has_initial_state, ...] = 0
-    return chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens, state, scale, 0)
+    return timed_chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens, state, scale, 0)

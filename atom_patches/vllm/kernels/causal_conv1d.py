@@ -219,6 +219,8 @@ def supports_filter(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tenso
         return no("vLLM's kernel is not launched without rows")
     if x.stride(1) != 1 or weight.stride(1) != 1 or (bias is not None and bias.stride(0) != 1):
         return no("vLLM's kernel wants x, weight and bias contiguous in their last dimension")
+    if not all(vector.shape[0] for vector in vectors):
+        return no("vLLM's kernel is not launched without sequences")
     if any(vector.stride(0) != 1 for vector in vectors):
         return no("vLLM's kernel wants cu_seqlens and what goes with it contiguous")
     return YES

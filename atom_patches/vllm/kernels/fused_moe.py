@@ -2,6 +2,10 @@
 communication: routing kernel; alignment, grouped product, activation, grouped product and sum; a shared expert beside
 them, on a stream of its own for small batches, as `SharedExperts` does.
 
+A routing score that is not a number is not taken for 0, and one more pass over logits and results would be needed for
+it. Padding goes to an expert with the weight 0: what a padded token holds must be finite. Gate and up, silu(gate) and
+their product are rounded one after the other, where the operator asks for the last.
+
 Written against vLLM 0.20.2.
 """
 
@@ -29,6 +33,8 @@ def supports_moe_routing(
             return no("vLLM chooses experts in groups without a bias in plain torch, and does not order them")
         if n_group > 32 or top_k > 32 or logits.shape[1] == n_group:
             return no(f"vLLM's kernel does not take {top_k} experts in {n_group} groups")
+        if logits.dtype != torch.float32:
+            return no(f"vLLM's kernel rounds the scores of groups to {logits.dtype}, the dtype of the logits")
     if not logits.shape[0]:
         return no("vLLM's kernels are not launched for zero tokens")
     return YES
@@ -38,14 +44,12 @@ def moe_routing(
     logits: Tensor, top_k: int, scoring: str, renormalize: bool, bias: Tensor | None, n_group: int, topk_group: int,
     scaling: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    logits = logits.contiguous()
+    logits, bias = logits.contiguous(), None if bias is None else bias.float().contiguous()
     if n_group > 1:
         assert bias is not None
         return fused_grouped_topk(logits, logits, top_k, renormalize, bias, n_group, topk_group, scoring, scaling)
     if bias is not None:
-        weights, ids = fused_topk_bias(
-            logits, logits, scoring, bias.contiguous(), top_k, renormalize, routed_scaling_factor=scaling
-        )
+        weights, ids = fused_topk_bias(logits, logits, scoring, bias, top_k, renormalize, routed_scaling_factor=scaling)
         return weights, ids
     weights, ids, _ = fused_topk(logits, logits, top_k, renormalize, scoring_func=scoring)
     return weights if scaling == 1.0 else weights * scaling, ids
