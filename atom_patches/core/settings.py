@@ -80,12 +80,23 @@ TABLE: tuple[Setting, ...] = (
         "The file in which `accept` records the upstream sources that the user has reviewed.",
     ),
     Setting(
+        "ATOM_PCP_ATTENTION",
+        "choice",
+        "auto",
+        ("auto", "contiguous", "zigzag"),
+        "Which rows a rank answers in full attention of a split prefill. `contiguous`: those that it runs; `zigzag`: a "
+        "piece from the front and one from the back, so that all ranks work alike; `auto`: what costs less, by each "
+        "step's lengths.",
+    ),
+    Setting(
         "ATOM_PCP_GDN",
         "choice",
-        "relay",
-        ("relay", "redundant"),
-        "How GatedDeltaNet layers run a split prefill. `relay`: each rank scans its own rows and hands the state to "
-        "the next; `redundant`: every rank gathers the rows and scans all of them.",
+        "auto",
+        ("auto", "redundant", "relay", "two_pass", "head_all_to_all"),
+        "How GatedDeltaNet layers run a split prefill. `redundant`: every rank gathers the rows and scans all of them; "
+        "`relay`: each rank scans its own rows and hands the state to the next; `two_pass`: ranks exchange what their "
+        "rows do to any state, then scan at the same time; `head_all_to_all`: each rank scans all rows of its share of "
+        "the heads; `auto`: the cheapest of the first three for the step at hand.",
     ),
     Setting(
         "ATOM_PCP_MIN_ROWS",
@@ -95,11 +106,28 @@ TABLE: tuple[Setting, ...] = (
         "Prefill rows that each rank must get for a step to be split; a smaller step runs whole on every rank.",
     ),
     Setting(
+        "ATOM_PCP_MOE",
+        "choice",
+        "auto",
+        ("auto", "shard", "ep", "replicate"),
+        "How experts are spread under prefill context parallelism. `shard`: each is cut over all ranks, as vLLM does; "
+        "`ep`: whole ones are dealt out over all ranks, which needs `--enable-expert-parallel`; `replicate`: every "
+        "context-parallel rank has all of them and runs its own rows, so that nothing is exchanged; `auto`: `ep` with "
+        "that option, else `shard` where the experts' width can be cut so, else `replicate`.",
+    ),
+    Setting(
         "ATOM_PCP_DEBUG",
         "switch",
         "0",
         ("0", "1"),
         "`1` traces prefill context parallelism layer by layer: the split, the gathers, the recurrent state.",
+    ),
+    Setting(
+        "VLLM_PCP_DEBUG",
+        "switch",
+        "0",
+        ("0", "1"),
+        "The older name of `ATOM_PCP_DEBUG`, for when that is not set.",
     ),
     Setting(
         "ATOM_KERNELS",
@@ -159,8 +187,13 @@ def strict() -> bool:
     return _choice(_BY_NAME["ATOM_PATCHES_STRICT"]) == "1"
 
 
+def pcp_attention() -> str:
+    """Which rows a rank answers in full attention of a split prefill: `auto`, `contiguous` or `zigzag`."""
+    return _choice(_BY_NAME["ATOM_PCP_ATTENTION"])
+
+
 def pcp_gdn() -> str:
-    """How GatedDeltaNet layers run a split prefill: `relay` or `redundant`."""
+    """How GatedDeltaNet layers run a split prefill: one of its choices in the table, `auto` among them."""
     return _choice(_BY_NAME["ATOM_PCP_GDN"])
 
 
@@ -169,9 +202,15 @@ def pcp_min_rows() -> int:
     return int(_choice(_BY_NAME["ATOM_PCP_MIN_ROWS"]))
 
 
+def pcp_moe() -> str:
+    """How experts are spread under prefill context parallelism: `auto`, `shard`, `ep` or `replicate`."""
+    return _choice(_BY_NAME["ATOM_PCP_MOE"])
+
+
 def pcp_debug() -> bool:
     """Whether prefill context parallelism is traced layer by layer."""
-    return _choice(_BY_NAME["ATOM_PCP_DEBUG"]) == "1"
+    name = "ATOM_PCP_DEBUG" if os.environ.get("ATOM_PCP_DEBUG") else "VLLM_PCP_DEBUG"
+    return _choice(_BY_NAME[name]) == "1"
 
 
 def kernel_variable(family: str) -> str:

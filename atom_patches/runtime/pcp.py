@@ -1,10 +1,12 @@
 """The plan of one prefill-context-parallel step.
 
 A step's requests fall in two groups. Single-token requests (decodes) are *replicated*: every rank runs their
-rows. The rows of all longer requests, laid end to end, form the *pool*; the pool is cut into one contiguous
-slice of equal length a rank, wherever a request begins or ends. So every rank runs the same number of rows
-(the last ones padded), a request touches neighbouring ranks only, and at most one request crosses each cut:
-a recurrent layer has to hand exactly one state from a rank to the next.
+rows. The rows of all longer requests, laid end to end, form the *pool*; the pool is cut into slices of equal
+length, wherever a request begins or ends, so every rank runs the same number of rows (the last ones padded).
+
+The slices are contiguous, unless the model has full attention only and a zigzag cut balances it (`pcp_cuts.py`). With
+contiguous slices a request touches neighbouring ranks only, and at most one request crosses each cut: a recurrent
+layer has to hand exactly one state from a rank to the next.
 
 Everything is computed on the host from the *global* query lengths, so all ranks compute the same plan and no
 rank decides alone whether to enter a collective.
@@ -13,7 +15,7 @@ Row names used throughout:
 
 - *global row*: index in the step's flat batch, request after request, as the engine lays it out;
 - *pool row*: index in the pool;
-- *local row*: index on one rank: its replicated rows, then its slice of the pool, then padding.
+- *local row*: index on one rank: its replicated rows, then its slice of the pool, then the slice's padding.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from functools import cached_property
 from itertools import accumulate
 
 import torch
+
+from atom_patches.runtime.pcp_cuts import Layout, PoolCut, concat_ranges, cut_pool
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,12 @@ class PcpPlan:
     Attributes:
         world_size: ranks in the group, at least 2.
         query_lens: rows of every request in this step, in batch order, each at least 1.
+        layout: how the pool is cut. What is said about states holds for contiguous slices only.
     """
 
     world_size: int
     query_lens: tuple[int, ...]
+    layout: Layout = "contiguous"
 
     @cached_property
     def replicated(self) -> tuple[int, ...]:
@@ -87,9 +93,14 @@ class PcpPlan:
         return self.query_start_loc[-1]
 
     @cached_property
+    def cut(self) -> PoolCut:
+        """The pool rows of each rank."""
+        return cut_pool(self.pool_size, self.world_size, self.layout)
+
+    @property
     def slice_size(self) -> int:
         """Pool rows of each rank, padding included."""
-        return -(-self.pool_size // self.world_size)
+        return self.cut.slice_size
 
     @property
     def rows_per_rank(self) -> int:
@@ -97,32 +108,34 @@ class PcpPlan:
         return len(self.replicated) + self.slice_size
 
     def slice_bounds(self, rank: int) -> tuple[int, int]:
-        """Pool rows ``[start, end)`` that ``rank`` runs; empty on a rank past the pool's end."""
-        start = min(rank * self.slice_size, self.pool_size)
-        return start, min(start + self.slice_size, self.pool_size)
+        """Pool rows ``[start, end)`` of ``rank``'s contiguous slice; empty on a rank past the pool's end."""
+        assert self.layout == "contiguous", "a zigzag slice has two pieces: ask the cut"
+        pieces = self.cut.pieces[rank]
+        return pieces[0] if pieces else (self.pool_size, self.pool_size)
 
     def padding(self, rank: int) -> int:
         """Padded rows at the end of ``rank``'s local rows."""
-        start, end = self.slice_bounds(rank)
-        return self.slice_size - (end - start)
+        return self.slice_size - self.cut.rows(rank)
 
     def segments(self, rank: int) -> tuple[Segment, ...]:
-        """The segments of ``rank``'s slice in order; each request at most once."""
+        """The segments of ``rank``'s slice in order; each request at most once in a contiguous slice."""
         return self._segments_by_rank[rank]
 
     @cached_property
     def _segments_by_rank(self) -> tuple[tuple[Segment, ...], ...]:
         # Every recurrent layer asks again.
-        return tuple(self._cut(rank) for rank in range(self.world_size))
+        return tuple(self.segments_of(self.cut, rank) for rank in range(self.world_size))
 
-    def _cut(self, rank: int) -> tuple[Segment, ...]:
-        first, last = self.slice_bounds(rank)
+    def segments_of(self, cut: PoolCut, rank: int) -> tuple[Segment, ...]:
+        """The segments of ``rank``'s slice by any cut of this step's pool, in the pool's order."""
         found: list[Segment] = []
-        for request, offset in zip(self.pooled, self.pool_start_loc[:-1], strict=True):
-            rows = self.query_lens[request]
-            start, end = max(first - offset, 0), min(last - offset, rows)
-            if start < end:
-                found.append(Segment(request, start, end, rows))
+        for first, last in cut.pieces[rank]:
+            position = bisect_right(self.pool_start_loc, first) - 1
+            while self.pool_start_loc[position] < last:
+                request, offset = self.pooled[position], self.pool_start_loc[position]
+                rows = self.query_lens[request]
+                found.append(Segment(request, max(first - offset, 0), min(last - offset, rows), rows))
+                position += 1
         return tuple(found)
 
     def receives_state(self, rank: int) -> bool:
@@ -164,14 +177,22 @@ class PcpPlan:
 
     def pool_rows(self) -> torch.Tensor:
         """Global row of every pool row, int64 ``[pool_size]``."""
-        return _concat_ranges([(self.query_start_loc[i], self.query_start_loc[i + 1]) for i in self.pooled])
+        return concat_ranges([(self.query_start_loc[i], self.query_start_loc[i + 1]) for i in self.pooled])
 
     def local_rows(self, rank: int) -> torch.Tensor:
         """Global row of every local row, int64 ``[rows_per_rank]``; padding repeats the first pool row."""
-        start, end = self.slice_bounds(rank)
         pool = self.pool_rows()
         padding = pool[:1].expand(self.padding(rank))
-        return torch.cat([self.replicated_rows(), pool[start:end], padding])
+        return torch.cat([self.replicated_rows(), pool[self.cut.pool_rows(rank)], padding])
+
+    def gathered_rows(self) -> torch.Tensor:
+        """For each pooled global row its index in all ranks' slices laid end to end, int64 ``[num_tokens]``.
+
+        0 for replicated rows, which are not gathered.
+        """
+        places = torch.zeros(self.num_tokens, dtype=torch.int64)
+        places[self.pool_rows()] = self.cut.gathered_rows()
+        return places
 
     def exchange(self, rows: Sequence[int]) -> RowExchange:
         """Plan an all-gather that makes the given global rows known on every rank.
@@ -215,7 +236,7 @@ class RowExchange:
                 local_of_replicated.append(order)
                 continue
             position = plan.pool_start_loc[order] + row - plan.query_start_loc[request]
-            rank, offset = divmod(position, plan.slice_size)
+            rank, offset = plan.cut.place(position)
             pooled.append(row)
             places.append((rank, len(sends[rank])))
             sends[rank].append(len(plan.replicated) + offset)
@@ -266,9 +287,3 @@ def most_rows(max_tokens: int, max_requests: int, world_size: int, min_rows: int
 
 def _cumulative(lengths: Iterable[int]) -> tuple[int, ...]:
     return tuple(accumulate(lengths, initial=0))
-
-
-def _concat_ranges(ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-    if not ranges:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.cat([torch.arange(start, end, dtype=torch.int64) for start, end in ranges])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atom_patches.runtime.pcp import PcpPlan, most_rows, plan_step
+from atom_patches.runtime.pcp_cuts import Layout
 
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
 query_lens = st.lists(st.one_of(st.just(1), st.integers(1, 9), st.integers(1, 300)), min_size=1, max_size=12)
 world_sizes = st.integers(2, 8)
+layouts = st.sampled_from(LAYOUTS)
 
 
-def plan_of(lens: list[int], world_size: int) -> PcpPlan | None:
-    return plan_step(lens, world_size, min_rows=1)
+def plan_of(lens: list[int], world_size: int, layout: Layout = "contiguous") -> PcpPlan | None:
+    plan = plan_step(lens, world_size, min_rows=1)
+    return plan and replace(plan, layout=layout)
 
 
 def owned_rows(plan: PcpPlan, rank: int) -> list[int]:
@@ -22,19 +28,19 @@ def owned_rows(plan: PcpPlan, rank: int) -> list[int]:
     return plan.local_rows(rank)[len(plan.replicated) : real].tolist()
 
 
-@given(query_lens, world_sizes)
-def test_every_pooled_row_is_run_exactly_once(lens: list[int], world_size: int) -> None:
-    plan = plan_of(lens, world_size)
+@given(query_lens, world_sizes, layouts)
+def test_every_pooled_row_is_run_exactly_once(lens: list[int], world_size: int, layout: Layout) -> None:
+    plan = plan_of(lens, world_size, layout)
     if plan is None:
         return
     run = [row for rank in range(world_size) for row in owned_rows(plan, rank)]
     pooled = [row for row in range(sum(lens)) if row not in set(plan.replicated_rows().tolist())]
-    assert run == pooled
+    assert (run if layout == "contiguous" else sorted(run)) == pooled
 
 
-@given(query_lens, world_sizes)
-def test_rows_are_equal_on_all_ranks_and_shrink(lens: list[int], world_size: int) -> None:
-    plan = plan_of(lens, world_size)
+@given(query_lens, world_sizes, layouts)
+def test_rows_are_equal_on_all_ranks_and_shrink(lens: list[int], world_size: int, layout: Layout) -> None:
+    plan = plan_of(lens, world_size, layout)
     if plan is None:
         return
     sizes = {plan.local_rows(rank).numel() for rank in range(world_size)}
@@ -78,9 +84,23 @@ def test_state_is_handed_over_at_every_cut_inside_a_request(lens: list[int], wor
     assert finished == list(plan.pooled)
 
 
-@given(query_lens, world_sizes, st.data())
-def test_an_exchange_brings_each_wanted_row_to_all_ranks(lens: list[int], world_size: int, data: st.DataObject) -> None:
-    plan = plan_of(lens, world_size)
+@given(query_lens, world_sizes, layouts)
+def test_gathered_slices_are_restored_to_global_order(lens: list[int], world_size: int, layout: Layout) -> None:
+    plan = plan_of(lens, world_size, layout)
+    if plan is None:
+        return
+    slices = torch.cat([plan.local_rows(rank)[len(plan.replicated) :] for rank in range(world_size)])
+    whole = slices[plan.gathered_rows()]
+    replicated = plan.replicated_rows()
+    whole[replicated] = plan.local_rows(0)[: len(plan.replicated)]
+    assert whole.tolist() == list(range(sum(lens)))
+
+
+@given(query_lens, world_sizes, layouts, st.data())
+def test_an_exchange_brings_each_wanted_row_to_all_ranks(
+    lens: list[int], world_size: int, layout: Layout, data: st.DataObject
+) -> None:
+    plan = plan_of(lens, world_size, layout)
     if plan is None:
         return
     wanted = data.draw(st.lists(st.sampled_from(range(sum(lens))), unique=True, max_size=20))

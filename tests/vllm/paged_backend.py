@@ -1,7 +1,7 @@
 """A small attention backend with the shape of FlashAttention and Triton: the cache is written apart from `forward`.
 
-Plain torch on the CPU. `install` makes vLLM choose it, and wraps its cache write with the code that the patches of
-those backends use.
+Plain torch on the CPU. `install` makes vLLM choose it, and wraps its cache write and `forward` with the code that the
+patches of those backends use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from atom_patches.vllm.adapters.pcp_attention import gather_before_write
+from atom_patches.vllm.adapters.pcp_attention import answer_moved_queries, gather_before_write
 
 
 class PagedImpl(CPUAttentionBackendImpl):
@@ -85,8 +85,9 @@ class PagedBackend(CPUAttentionBackend):
 
 
 def install() -> None:
-    """Make vLLM's CPU platform choose the backend, with the wrapped write."""
+    """Make vLLM's CPU platform choose the backend, with the wrapped methods."""
     PagedImpl.do_kv_cache_update = gather_before_write(PagedImpl.do_kv_cache_update)  # type: ignore[method-assign]
+    PagedImpl.forward = answer_moved_queries(PagedImpl.forward)  # type: ignore[method-assign]
     register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.PagedBackend")
     CpuPlatform.get_attn_backend_cls = classmethod(  # type: ignore[method-assign]
         lambda cls, *args, **kwargs: f"{__name__}.PagedBackend"

@@ -1,4 +1,4 @@
-"""Every attention backend that prefill context parallelism accepts gathers keys and values before it writes them."""
+"""Every attention backend that prefill context parallelism accepts gathers keys and values, and moves queries."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ OURS = ROOT / "atom_patches"
 WRITES = {
     "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl.do_kv_cache_update",
     "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.do_kv_cache_update",
+    "FLASH_ATTN queries": "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl.forward",
+    "TRITON_ATTN queries": "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.forward",
     "CPU_ATTN": "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
 }
 #: Implementation -> whether an engine's start may accept it. All of them have a `do_kv_cache_update`.

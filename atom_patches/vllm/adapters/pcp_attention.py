@@ -1,19 +1,23 @@
 """Full attention in a split step: keys and values are made whole before they are written to the paged cache.
 
-Queries stay local. Each rank writes the keys and values of the whole step, with the whole step's slots, and then
-reads the cache with its own query start locations and lengths. So earlier prefill chunks, prefix-cache hits and
-decodes need nothing more.
+Each rank writes the keys and values of the whole step, with the whole step's slots, and then reads the cache with the
+query start locations and lengths of the queries that it answers: those of its own rows, unless the step moves queries
+to balance the ranks. So earlier prefill chunks, prefix-cache hits and decodes need nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from atom_patches.core import settings
+from atom_patches.vllm.adapters.pcp_shapes import gdn_shape
 from atom_patches.vllm.adapters.pcp_step import SplitStep, current_split_step, logger
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def gather_key_value(
@@ -59,10 +63,68 @@ def gather_before_write(write: Callable[..., None]) -> Callable[..., None]:
     return do_kv_cache_update
 
 
-def writes_gathered(impl: Any) -> bool:
-    """Whether an attention implementation's cache write is one that :func:`gather_before_write` made.
+def answer_moved_queries(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Wrap a backend's ``forward`` so that it answers the queries that the step gives to this rank.
 
-    Most backends have a ``do_kv_cache_update``; one that is not wrapped would write this rank's rows to others' slots.
+    The step's metadata describes those queries. Keys and values are in the cache already, or are passed on.
     """
-    write = getattr(type(impl), "do_kv_cache_update", None)
-    return getattr(write, "__globals__", None) is globals()
+
+    def answer(
+        self: Any,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        step = current_split_step()
+        if step is None or step.queries is None:
+            return forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        collected = step.queries.collect(query)
+        answers = output.new_empty((len(collected), *output.shape[1:]))
+        forward(self, layer, collected, key, value, kv_cache, attn_metadata, answers, *args, **kwargs)
+        del collected
+        step.queries.hand_back(answers, output)
+        if settings.pcp_debug():
+            logger.info("%s: rank %d sends %d queries away", layer.layer_name, step.rank, step.queries.sent)
+        return output
+
+    return answer
+
+
+def largest_exchange(runner: GPUModelRunner, tokens: int, rows: int) -> int:
+    """Elements that a split step holds at once, at most, to gather hidden states, to run full attention, or to run a
+    recurrent layer `redundant`ly. What `two_pass` and `head_all_to_all` exchange is not counted.
+
+    Args:
+        tokens: rows of the whole step.
+        rows: rows of one rank.
+    """
+    model, parallel = runner.model_config, runner.parallel_config
+    head = model.get_head_size()
+    hidden = 2 * tokens * model.get_hidden_size()
+    # The gathered slices, all rows in order, and keys and values apart.
+    keys_values = 3 * tokens * 2 * model.get_num_kv_heads(parallel) * head
+    moves = model.is_hybrid and settings.pcp_attention() != "contiguous"
+    # What is sent and what is received, of queries and then of answers.
+    queries = 2 * rows * model.get_num_attention_heads(parallel) * head if moves else 0
+    recurrent = 0
+    if model.is_hybrid and settings.pcp_gdn() in ("auto", "redundant"):
+        row = gdn_shape(runner.vllm_config)
+        # The gathered slices, all rows in order, their parts by themselves, and the outputs.
+        recurrent = tokens * (3 * row.row_bytes + row.output_bytes) // row.element_bytes
+    return max(hidden, keys_values, queries, recurrent)
+
+
+def writes_gathered(impl: Any) -> bool:
+    """Whether an attention implementation's methods are those that this module wrapped.
+
+    Most backends have a ``do_kv_cache_update``; one that is not wrapped would write this rank's rows to others' slots,
+    and one whose ``forward`` is not would answer queries that its metadata does not describe.
+    """
+    methods = [getattr(type(impl), name, None) for name in ("do_kv_cache_update", "forward")]
+    return all(getattr(method, "__globals__", None) is globals() for method in methods)

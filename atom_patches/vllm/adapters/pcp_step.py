@@ -8,10 +8,10 @@ it lives exactly as long as the forward pass, nests with it, and needs no state 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from vllm.distributed.parallel_state import GroupCoordinator, get_pcp_group
@@ -21,12 +21,17 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata, GDNAttenti
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
 from atom_patches.core import settings
-from atom_patches.runtime.pcp import PcpPlan, plan_step
+from atom_patches.runtime.pcp import PcpPlan, Segment, plan_step
+from atom_patches.runtime.pcp_attention_split import AttentionShape, QueryExchange, choose_layout
+from atom_patches.runtime.pcp_cuts import Layout
+from atom_patches.vllm.adapters.pcp_queries import QueryMover
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = logging.getLogger("atom_patches.pcp")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class RecurrentMetadata:
         pooled: metadata of this rank's segments, with state slots by *global* lengths; None if it has none.
         whole: metadata of the whole step, as an unsplit engine builds it.
         slots: state slot of every request, int64 ``[requests]``.
-        fresh: slots of the requests that begin on this rank, so begin from a zero state, int64.
+        fresh: slots of the requests without earlier tokens, which begin from a zero state, int64.
     """
 
     replicated: GDNAttentionMetadata | None
@@ -55,6 +60,7 @@ class SplitStep(dict[str, Any]):
         plan: how the step's rows are spread.
         group: the prefill-context-parallel group.
         recurrent: by recurrent layer, what :class:`RecurrentMetadata` holds.
+        queries: moves full attention's queries to where they are answered; None if they are answered where they are.
         local_rows: global row of each of this rank's rows, int64 ``[rows_per_rank]``, on the device.
     """
 
@@ -64,9 +70,17 @@ class SplitStep(dict[str, Any]):
         self.group = group
         self.rank: int = group.rank_in_group
         self.recurrent: dict[str, RecurrentMetadata] = {}
+        self.queries: QueryMover | None = None
+        self._shared: dict[str, Any] = {}
         self.local_rows = plan.local_rows(self.rank).to(device, non_blocking=True)
         self._replicated_rows = plan.replicated_rows().to(device, non_blocking=True)
-        self._pool_rows = plan.pool_rows().to(device, non_blocking=True)
+        self._gathered_rows = plan.gathered_rows().to(device, non_blocking=True)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What the step's first layer to ask under ``name`` made, for all layers."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
 
     @property
     def num_replicated(self) -> int:
@@ -90,9 +104,8 @@ class SplitStep(dict[str, Any]):
         Returns:
             ``[num_tokens, ...]``; one all-gather of the pool's slices.
         """
-        pool = self.group.all_gather(rows[self.num_replicated :].contiguous(), dim=0)
-        whole = rows.new_empty((self.plan.num_tokens, *rows.shape[1:]))
-        whole[self._pool_rows] = pool[: self.plan.pool_size]
+        slices = self.group.all_gather(rows[self.num_replicated :].contiguous(), dim=0)
+        whole = slices.index_select(0, self._gathered_rows)
         whole[self._replicated_rows] = rows[: self.num_replicated]
         return whole
 
@@ -138,7 +151,23 @@ def plan_batch(runner: GPUModelRunner, num_reqs: int) -> PcpPlan | None:
     """The plan of the batch that the runner has prepared, or None if the step is replicated."""
     starts = runner.query_start_loc.np[: num_reqs + 1]
     lengths = (starts[1:] - starts[:-1]).tolist()
-    return plan_step(lengths, get_pcp_group().world_size, settings.pcp_min_rows())
+    plan = plan_step(lengths, get_pcp_group().world_size, settings.pcp_min_rows())
+    if plan is None or runner.model_config.is_hybrid:
+        return plan
+    return replace(plan, layout=_attention_layout(runner, plan))
+
+
+def _attention_layout(runner: GPUModelRunner, plan: PcpPlan) -> Layout:
+    """How the step's full-attention queries are cut. Recurrent layers keep the rows themselves contiguous."""
+    config = runner.model_config
+    shape = AttentionShape(
+        query_heads=config.get_num_attention_heads(runner.parallel_config),
+        head_size=config.get_head_size(),
+        element_bytes=runner.dtype.itemsize,
+    )
+    seq_lens = runner.optimistic_seq_lens_cpu[: len(plan.query_lens)].tolist()
+    contexts = [seq_len - rows for seq_len, rows in zip(seq_lens, plan.query_lens, strict=True)]
+    return choose_layout(settings.pcp_attention(), plan, contexts, shape, exchanged=config.is_hybrid)
 
 
 def split_step(
@@ -157,6 +186,10 @@ def split_step(
     """
     step = SplitStep(plan, get_pcp_group(), runner.device)
     batch = _Batch(runner, plan, step.rank)
+    attention = batch.local_queries()
+    if runner.model_config.is_hybrid and _attention_layout(runner, plan) == "zigzag":
+        step.queries = QueryMover(QueryExchange(plan), step.group, runner.device)
+        attention = batch.collected_queries(step.queries.exchange)
     for group_id, attention_groups in enumerate(runner.attn_groups):
         block_table = runner.input_batch.block_table[group_id].get_device_tensor(len(plan.query_lens))
         for attention_group in attention_groups:
@@ -167,7 +200,7 @@ def split_step(
                 step.recurrent.update(dict.fromkeys(names, recurrent))
                 step.update(dict.fromkeys(names, recurrent.whole))
             else:
-                local = batch.common(batch.local_queries(), block_table, slot_mappings[group_id])
+                local = batch.common(attention, block_table, slot_mappings[group_id])
                 step.update(dict.fromkeys(names, builder.build(common_prefix_len=0, common_attn_metadata=local)))
     if settings.pcp_debug():
         _trace_split(step)
@@ -206,9 +239,15 @@ class _Batch:
 
     def local_queries(self) -> list[_Query]:
         """All of this rank's rows. A padded row attends to the first token of a sequence, so it stays finite."""
-        segments = [_Query(s.request, s.rows, self.context_len(s.request) + s.end) for s in self.segments]
         padding = [_Query(self.plan.pooled[0], 1, 1)] * self.plan.padding(self.rank)
-        return self.replicated_queries() + segments + padding
+        return self.replicated_queries() + self._causal(self.segments) + padding
+
+    def collected_queries(self, exchange: QueryExchange) -> list[_Query]:
+        """The rows that this rank answers after queries have moved."""
+        return self.replicated_queries() + self._causal(self.plan.segments_of(exchange.cut, self.rank))
+
+    def _causal(self, segments: Sequence[Segment]) -> list[_Query]:
+        return [_Query(s.request, s.rows, self.context_len(s.request) + s.end) for s in segments]
 
     def common(
         self, queries: Sequence[_Query], block_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -259,8 +298,7 @@ def _recurrent_metadata(
     slots = mamba_get_block_table_tensor(
         block_table[:requests], seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
     )[:, 0].long()
-    begun = [*batch.plan.replicated, *(s.request for s in batch.segments if s.starts_request)]
-    fresh = [request for request in begun if batch.context_len(request) == 0]
+    fresh = [request for request in range(requests) if batch.context_len(request) == 0]
     return RecurrentMetadata(
         replicated=build(batch.replicated_queries()),
         pooled=build([_Query(s.request, s.rows, batch.seq_lens[s.request]) for s in batch.segments]),
@@ -273,12 +311,13 @@ def _recurrent_metadata(
 def _trace_split(step: SplitStep) -> None:
     plan = step.plan
     logger.info(
-        "split: rank %d of %d runs %d rows of %d (%d replicated, pool rows %s, %d padded)",
+        "split: rank %d of %d runs %d rows of %d (%d replicated, pool rows %s, %d padded); attention is %s",
         step.rank,
         plan.world_size,
         plan.rows_per_rank,
         plan.num_tokens,
         step.num_replicated,
-        "[{}, {})".format(*plan.slice_bounds(step.rank)),
+        " and ".join(f"[{start}, {end})" for start, end in plan.cut.pieces[step.rank]),
         plan.padding(step.rank),
+        plan.layout if step.queries is None else "zigzag by exchange",
     )

@@ -31,12 +31,11 @@ PATCH = Patch(
 @PATCH.around
 def accept_gathering_backends(original: Callable[[VllmConfig], None]) -> Callable[[VllmConfig], None]:
     """Check the layers of an engine under prefill context parallelism by our own rules."""
-    from atom_patches.vllm.adapters.pcp_support import check_layers, check_ranks_agree
+    from atom_patches.vllm.adapters.pcp_support import check_layers
 
     def check_attention_cp_compatibility(vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.prefill_context_parallel_size > 1:
             check_layers(vllm_config)
-            check_ranks_agree()
             vllm_config = without_pcp(vllm_config)
         original(vllm_config)
 

@@ -1,8 +1,8 @@
 """Full attention on the CPU backend writes the whole step's keys and values, and answers this rank's queries.
 
 Why:         the CPU backend writes its cache inside `forward`, so there is no separate write to wrap.
-How:         wrap `forward`: pass gathered keys and values, which it writes with the whole step's slots; queries,
-             query start locations and lengths stay this rank's.
+How:         wrap `forward`: pass gathered keys and values, which it writes with the whole step's slots, and the
+             queries that this rank answers, with their own start locations and lengths.
 Remove when: the CPU backend writes its cache in `do_kv_cache_update`, as the GPU backends do.
 """
 
@@ -32,8 +32,10 @@ PATCH = Patch(
 @PATCH.around
 def gather_then_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Run the backend with gathered keys and values."""
-    from atom_patches.vllm.adapters.pcp_attention import gather_key_value
+    from atom_patches.vllm.adapters.pcp_attention import answer_moved_queries, gather_key_value
     from atom_patches.vllm.adapters.pcp_step import current_split_step
+
+    answer = answer_moved_queries(original)
 
     def forward(
         self: Any,
@@ -47,6 +49,6 @@ def gather_then_forward(original: Callable[..., torch.Tensor]) -> Callable[..., 
         step = current_split_step()
         if step is not None:
             key, value = gather_key_value(step, layer, key, value)
-        return original(self, layer, query, key, value, *args, **kwargs)
+        return answer(self, layer, query, key, value, *args, **kwargs)
 
     return forward

@@ -19,10 +19,7 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp",
     when=pcp_enabled,
-    relies_on=(
-        "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.forward",
-        "vllm.model_executor.layers.attention.attention:unified_kv_cache_update",
-    ),
+    relies_on=("vllm.model_executor.layers.attention.attention:unified_kv_cache_update",),
     upstream="vllm-project/vllm#49564",
 )
 
