@@ -58,6 +58,9 @@ TINY: Values = _base(vocab_size=TINY_VOCAB, hidden_size=64, num_hidden_layers=4,
                      num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
 TINY_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=32, linear_value_head_dim=32,
                         linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
+# Heads that can be dealt out over 2, 3 or 4 ranks.
+MANY_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16,
+                        linear_num_key_heads=12, linear_num_value_heads=24)  # fmt: skip
 # Experts are cut over 2, 3 or 4 ranks, and vLLM's CPU kernel wants slices of a multiple of 32: hence 384.
 TINY_MOE: Values = dict(num_experts=12, num_experts_per_tok=2, moe_intermediate_size=384,
                         shared_expert_intermediate_size=192)  # fmt: skip
@@ -120,6 +123,10 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "llama": (lambda: _llama({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_next": (
         lambda: _qwen3_next({**TINY, **TINY_GDN, **TINY_MOE, **NEXT_MOE, "intermediate_size": 192}),
+        TINY_VOCAB,
+    ),
+    "qwen3_next_heads": (
+        lambda: _qwen3_next({**TINY, **MANY_GDN, **TINY_MOE, **NEXT_MOE, "intermediate_size": 192}),
         TINY_VOCAB,
     ),
     "qwen3_5": (lambda: _qwen3_5("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),

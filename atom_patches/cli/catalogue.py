@@ -7,9 +7,10 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from atom_patches import arming
 from atom_patches.cli import CommandError
@@ -114,5 +115,14 @@ def _version_in(location: Path) -> str:
 
 def documentation(engine: Engine, patch: Patch) -> str:
     """The text in which the author says why, how, and until when."""
-    module = engine.declarations + patch.id.removeprefix(engine.name)
-    return (sys.modules[module].__doc__ or "").strip()
+    return (_module(engine, patch).__doc__ or "").strip()
+
+
+def details(engine: Engine, patch: Patch) -> list[str]:
+    """The lines that a patch adds about itself, if its file has a function `details`."""
+    lines: Callable[[], Iterable[str]] | None = getattr(_module(engine, patch), "details", None)
+    return [] if lines is None else list(lines())
+
+
+def _module(engine: Engine, patch: Patch) -> ModuleType:
+    return sys.modules[engine.declarations + patch.id.removeprefix(engine.name)]

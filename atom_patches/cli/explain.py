@@ -44,6 +44,9 @@ def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
         yield f"  {name:<10} {value}"
     standing = catalogue.standing(installed, patch)
     yield f"  {'here':<10} {standing.state}: {standing.reason}"
+    if installed.location is not None and (details := catalogue.details(installed.engine, patch)):
+        yield ""
+        yield from (f"  {line}" for line in details)
     if installed.location is not None and patch.kind != "bootstrap":
         yield ""
         yield "  source, as installed"

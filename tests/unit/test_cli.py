@@ -537,6 +537,17 @@ def test_every_declared_patch_has_a_state_and_a_reason() -> None:
     assert all(patch["state"] and patch["reason"] for patch in patches)
 
 
+def test_explain_prints_what_a_patch_adds_about_itself() -> None:
+    pytest.importorskip("vllm")
+    lines = atom_patches("explain", "vllm.pcp.gated_delta_net").stdout.splitlines()
+    [header] = [line for line in lines if line.endswith("  auto")]
+    assert header.split() == ["prompt", "ranks", "redundant", "relay", "two_pass", "head_all_to_all", "auto"]
+    # 64k tokens on 8 ranks.
+    [row] = [line.split() for line in lines if line.split()[:2] == ["65,536", "8"]]
+    assert row[-1] == "two_pass" and float(row[4]) < float(row[2]) and float(row[4]) < float(row[3])
+    assert not any("two_pass" in line for line in atom_patches("explain", "vllm.pcp.block_table").stdout.splitlines())
+
+
 def test_a_reader_may_stop_reading() -> None:
     script = f"{sys.executable} -m atom_patches status --json | head -1"
     environment = startup.environment(ATOM_PATCHES_STATE_DIR=os.environ["ATOM_PATCHES_STATE_DIR"])
