@@ -32,6 +32,19 @@ CROWDED = (f"{PCP}::test_two_ranks[qwen3_next crowded]",)
 DENSE = (f"{PCP}::test_two_ranks[qwen3]",)
 CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
 PLAN = ("tests/unit/test_pcp_plan.py",)
+CUTS = ("tests/unit/test_pcp_plan.py", "tests/unit/test_pcp_attention_split.py")
+QUERIES = ("tests/vllm/test_pcp_queries.py",)
+ZIGZAG = (f"{PCP}::test_a_backend_that_writes_its_cache_apart[qwen3_next paged]",)
+REPLICATED = (f"{PCP}::test_replicated_experts_on_two_ranks",)
+METRICS = ("tests/vllm/test_pcp_metrics.py::test_the_server_shows_them",)
+FIGURES = ("tests/unit/test_pcp_figures.py",)
+EXPERTS = ("tests/unit/test_pcp_experts.py",)
+IN_PLACE = (f"{PCP}::test_every_member_is_in_place",)
+GDN_PLAN = ("tests/unit/test_pcp_gdn.py",)
+GDN_COST = ("tests/unit/test_pcp_gdn_cost.py",)
+TWO_PASS = (f"{PCP}::test_two_ranks[qwen3_next two_pass]",)
+TWO_PASS_CHUNKED = (f"{PCP}::test_two_ranks[qwen3_next chunked two_pass]",)
+HEADS = (f"{PCP}::test_two_ranks[qwen3_next_heads all_to_all]",)
 
 
 @dataclass(frozen=True)
@@ -73,16 +86,22 @@ MEMBERS = _removed(
         "block_table": DENSE,
         "cpu_attention": DENSE,
         "flash_attention": ("tests/vllm/test_pcp_backends.py",),
+        "flash_attention_queries": ("tests/vllm/test_pcp_backends.py",),
         "gated_delta_net": HYBRID,
         "kv_cache_manager": CACHING,
         "memory_usage": CONFIGS,
         "model_forward": DENSE,
         "moe_combine": HYBRID,
         "moe_dispatch": HYBRID,
+        "moe_parallel": REPLICATED,
+        "ranks_agree": IN_PLACE,  # without it the ranks wait for each other until a launch gives up
+        "metrics_scheduler": METRICS,
+        "metrics_logger": METRICS,
         "profile_run": (f"{PCP}::test_memory_is_profiled_with_the_rows_of_the_worst_step",),
         "sampled_ids": (f"{PCP}::test_ranks_agree_on_sampled_ids",),
         "total_cp_world_size": DENSE,
         "triton_attention": ("tests/vllm/test_pcp_backends.py",),
+        "triton_attention_queries": ("tests/vllm/test_pcp_backends.py",),
     },
 )
 
@@ -140,16 +159,70 @@ CORE = [
     Mutant("atom_patches/core/registry.py", ("tests/unit/test_registry.py",), "overlay.release(config)", "pass"),
 ]
 
-RECURRENT = "atom_patches/vllm/adapters/pcp_recurrent.py"
+GDN_MODES = "atom_patches/vllm/adapters/pcp_gdn"
 STEP = "atom_patches/vllm/adapters/pcp_step.py"
 TRANSITIONS = [
-    Mutant(RECURRENT, HYBRID, "    states.unpack(metadata.slots[request : request + 1], packed)\n", ""),
-    Mutant(RECURRENT, HYBRID, "        if owner != step.rank:\n            states.unpack(slots, packed)\n", ""),
-    Mutant(RECURRENT, CROWDED, "    states.clear(metadata.fresh)\n", ""),
+    Mutant(
+        f"{GDN_MODES}/relay.py", HYBRID, "    call.states.unpack(call.metadata.slots[request : request + 1], packed)\n"
+    ),
+    Mutant(
+        f"{GDN_MODES}/relay.py", HYBRID, "        if owner != step.rank:\n            states.unpack(slots, packed)\n"
+    ),
+    Mutant(f"{GDN_MODES}/core_call.py", CROWDED, "        self.states.clear(self.metadata.fresh)\n"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "entering[step.rank][None])", "0 * entering[step.rank][None])"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "    states.write(slots, tails, final)\n"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS_CHUNKED, "+= starts @ maps[begun:]", "+= 0"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS_CHUNKED, "earlier.to(sent.dtype)", "0 * earlier.to(sent.dtype)"),
+    Mutant(f"{GDN_MODES}/head_all_to_all.py", HEADS, "    _share_final_states(call, share, conv, recurrent)\n"),
+    Mutant(
+        f"{GDN_MODES}/head_all_to_all.py", HEADS, "share.channels.flatten()]", "share.channels.flatten().sort().values]"
+    ),
+    Mutant("atom_patches/vllm/pcp/_recurrence.py", CONFIGS, "if heads % ranks:", "if False:"),
+    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "end + carried @ maps[rank]", "end + carried"),
+    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "(plan.group_order[request] + 1) * past", "past"),
+    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "entering[rank] = carried", "entering[rank] = end"),
+    Mutant(
+        "atom_patches/runtime/pcp_gdn.py",
+        GDN_PLAN,
+        "2 * key_heads * key_size + values",
+        "key_heads * key_size + values",
+    ),
+    Mutant(
+        "atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "ready + hop if plan.receives_state(rank)", "hop if False"
+    ),
+    Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "max(work, longest * rates.depth)", "work"),
     Mutant(STEP, CHUNKED, "self.context_len(s.request) + s.end", "s.end"),
     Mutant(STEP, CACHING, "_Query(s.request, s.rows, batch.seq_lens[s.request])", "_Query(s.request, s.rows, s.end)"),
-    Mutant(STEP, DENSE, "pool[: self.plan.pool_size]", "pool[: self.plan.pool_size].flip(0)"),
+    Mutant(
+        STEP,
+        DENSE,
+        "slices.index_select(0, self._gathered_rows)",
+        "slices.index_select(0, self._gathered_rows.flip(0))",
+    ),
     Mutant("atom_patches/vllm/pcp/model_forward.py", HYBRID, "if self.num_prompt_logprobs:", "if False:"),
+    Mutant("atom_patches/runtime/pcp_figures.py", FIGURES, "plan.slice_size * world_size - plan.pool_size", "0"),
+    Mutant(
+        "atom_patches/runtime/pcp_figures.py",
+        FIGURES,
+        "handed_on + others * len(plan.pooled)",
+        "others * len(plan.pooled)",
+    ),
+    Mutant("atom_patches/runtime/pcp_figures.py", FIGURES, "if src != dst", "if True"),
+    Mutant("atom_patches/runtime/pcp_figures.py", FIGURES, "pooled_rows=plan.pool_size", "pooled_rows=plan.slice_size"),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, 'if asked == "ep" and not distributed:', "if False:"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_experts.py",
+        EXPERTS,
+        "if _cuts_evenly(config, _all_ranks(config)) else",
+        "if True else",
+    ),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, 'asked in ("auto", "replicate") and', "False and"),
+    Mutant(
+        "atom_patches/vllm/pcp/moe_parallel.py",
+        REPLICATED,
+        "original(tp_size_, 1, dp_size_",
+        "original(tp_size_, pcp_size_, dp_size_",
+    ),
     Mutant(
         "atom_patches/vllm/pcp/model_forward.py",
         DENSE,
@@ -159,12 +232,22 @@ TRANSITIONS = [
     Mutant("atom_patches/runtime/pcp.py", PLAN, "max(first - offset, 0)", "max(first - offset, 1)"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "not segments[-1].ends_request", "segments[-1].ends_request"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "len(plan.replicated) + offset", "offset"),
+    Mutant("atom_patches/runtime/pcp_cuts.py", CUTS, "-(-pool_size // world_size)", "pool_size // world_size"),
+    Mutant("atom_patches/runtime/pcp_cuts.py", CUTS, "(world_size - 1 - rank)", "rank"),
+    Mutant("atom_patches/runtime/pcp_cuts.py", CUTS, "offset + row - start", "row - start"),
+    Mutant("atom_patches/runtime/pcp_attention_split.py", CUTS, "in receivers for", "in reversed(receivers) for"),
     Mutant(
-        "atom_patches/runtime/pcp.py",
-        PLAN,
-        "-(-self.pool_size // self.world_size)",
-        "self.pool_size // self.world_size",
-    ),  # noqa: E501
+        "atom_patches/runtime/pcp_attention_split.py", CUTS, "[row[rank] for row in self.counts]", "self.sends(rank)"
+    ),
+    Mutant("atom_patches/runtime/pcp_attention_split.py", CUTS, "if gained > 0 else", "if gained >= 0 else"),
+    Mutant("atom_patches/vllm/adapters/pcp_queries.py", QUERIES, "output[self._send_rows] = returned", "pass"),
+    Mutant("atom_patches/vllm/adapters/pcp_queries.py", QUERIES, "(self._replicated + exchange", "(exchange"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_step.py",
+        ZIGZAG,
+        "attention = batch.collected_queries(",
+        "batch.collected_queries(",
+    ),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "decodes + -(-(max_tokens - decodes)", "-(-(max_tokens - decodes)"),
     Mutant(
         "atom_patches/vllm/adapters/pcp_support.py",

@@ -54,6 +54,12 @@ class RowProbe:
         self.model_runner.profile_run()  # type: ignore[attr-defined]
         return self.probe_take()
 
+    def probe_experts(self) -> list[tuple[int, int]]:
+        """For every layer of experts: how many of them this worker holds, and how wide each is here."""
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        layers = [module for module in model.modules() if COUNTED.get(type(module).__name__) == "experts"]
+        return [(layer.local_num_experts, layer.intermediate_size_per_partition) for layer in layers]
+
     def probe_requests(self) -> int:
         """Requests that the runner still holds."""
         return len(self.model_runner.requests)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ FEATURES = ("vllm.pcp", "vllm.gdn_cpu")
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("ATOM"):
+        if name.startswith(("ATOM", "VLLM_PCP")):
             monkeypatch.delenv(name)
 
 
@@ -26,6 +26,24 @@ def test_defaults_when_the_environment_says_nothing() -> None:
     assert settings.strict() is False
     assert settings.pcp_debug() is False
     assert settings.state_dir() is None
+
+
+@pytest.mark.parametrize(
+    ("values", "traced"),
+    [
+        ({"VLLM_PCP_DEBUG": "1"}, True),
+        ({"VLLM_PCP_DEBUG": "0"}, False),
+        ({"VLLM_PCP_DEBUG": "1", "ATOM_PCP_DEBUG": ""}, True),
+        ({"VLLM_PCP_DEBUG": "1", "ATOM_PCP_DEBUG": "0"}, False),
+        ({"VLLM_PCP_DEBUG": "0", "ATOM_PCP_DEBUG": "1"}, True),
+    ],
+)
+def test_the_older_name_of_the_trace_counts_where_the_newer_is_not_set(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], traced: bool
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert settings.pcp_debug() is traced
 
 
 def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +150,9 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PATCHES_STATE_DIR": "settings.state_dir(",
         "ATOM_PATCHES_ACCEPTED": "settings.accepted_file(",
         "ATOM_PCP_GDN": "settings.pcp_gdn(",
+        "ATOM_PCP_MOE": "settings.pcp_moe(",
+        "VLLM_PCP_DEBUG": "settings.pcp_debug(",
+        "ATOM_PCP_ATTENTION": "settings.pcp_attention(",
         "ATOM_PCP_MIN_ROWS": "settings.pcp_min_rows(",
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
         "ATOM_KERNELS": "settings.kernel_providers(",

@@ -2,14 +2,16 @@
 
     python configs.py PLAN.json RESULT.json
 
-PLAN is a list of options of EngineArgs; `after` sets attributes of the finished configuration that no option can reach
-here (another executor needs its package, the CPU platform turns some options off). RESULT holds for each the error's
-text, or what the KV-cache layer makes of the accepted configuration.
+PLAN is a list of options of EngineArgs; `env` sets environment variables for one of them, and `after` sets attributes
+of the finished configuration that no option can reach here (another executor needs its package, the CPU platform turns
+some options off). RESULT holds for each the error's text, or what the KV-cache layer makes of the accepted
+configuration.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,16 @@ def outcome(options: dict[str, Any]) -> dict[str, Any]:
 
     from atom_patches.core import PatchError
 
-    after = options.pop("after", {})
+    after, outer = options.pop("after", {}), dict(os.environ)
+    os.environ.update(options.pop("env", {}))
     try:
         config = EngineArgs(dtype="float32", max_model_len=512, **options).create_engine_config()
-        if after:
-            return ask_again(config, after)
+        return ask_again(config, after) if after else {"accepted": accounting(config)}
     except PatchError as error:
         return {"refused": str(error)}
-    return {"accepted": accounting(config)}
+    finally:
+        os.environ.clear()
+        os.environ.update(outer)
 
 
 def ask_again(config: Any, changes: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,22 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_engines(
-    folder: Path, plans: list[list[dict[str, Any]]], envs: list[dict[str, str]], script: str = "gdn_engines.py"
+    folder: Path,
+    plans: list[list[dict[str, Any]]],
+    envs: list[dict[str, str]],
+    script: str = "gdn_engines.py",
+    seconds: float = 400,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """Run one process of `script` per plan and environment at the same time; return their results.
+
+    Args:
+        folder: for plans, results and logs.
+        plans: of each process.
+        envs: of each process.
+        script: in this folder.
+        seconds: how long all may take.
+        meanwhile: called again and again.
 
     Raises:
         AssertionError: a process failed or did not end in time; with the end of its log.
@@ -124,13 +138,15 @@ def run_engines(
         command = [sys.executable, str(HERE / script), f"plan{rank}.json", f"result{rank}.json"]
         log = (folder / f"log{rank}.txt").open("w")
         processes.append(subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log))
-    _wait(processes, folder)
+    _wait(processes, folder, seconds, meanwhile)
     return [json.loads((folder / f"result{rank}.json").read_text()) for rank in range(len(plans))]
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait(
+    processes: list[subprocess.Popen[bytes]], folder: Path, seconds: float, meanwhile: Callable[[], None]
+) -> None:
     """Wait for all; when one fails or time is up, stop the others and show what it said."""
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + seconds
     while True:
         codes = [process.poll() for process in processes]
         failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
@@ -138,6 +154,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
             return
         if failed or time.monotonic() > deadline:
             break
+        meanwhile()
         time.sleep(0.05)
     for process in processes:
         process.kill()

@@ -6,6 +6,7 @@ import os
 
 
 def install() -> None:
-    """Plan with another least number of rows on rank 1."""
+    """Set on rank 1 alone what ODD_SETTING says, as NAME=VALUE."""
     if os.environ["RANK"] == "1":
-        os.environ["ATOM_PCP_MIN_ROWS"] = "7"
+        name, _, value = os.environ["ODD_SETTING"].partition("=")
+        os.environ[name] = value

@@ -6,6 +6,7 @@ that a rank's imports are paid once. Engines with vLLM's own worker processes ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,15 @@ def engine(name: str, waves: list[list[Request]], **more: Any) -> Engine:
     return {"model": str(oracle(name).path), "waves": waves, "options": {**options, **text_only, **more}, **plan}
 
 
-def launch(folder: Path, ranks: int, engines: dict[Any, Engine], **env: str) -> dict[Any, list[dict[str, Any]]]:
+def launch(
+    folder: Path,
+    ranks: int,
+    engines: dict[Any, Engine],
+    seconds: float = 400,
+    meanwhile: Callable[[], None] = lambda: None,
+    /,
+    **env: str,
+) -> dict[Any, list[dict[str, Any]]]:
     """Run the engines one after the other on `ranks` processes; each engine's results by rank."""
     plans = list(engines.values())
     for plan in plans:
@@ -59,14 +68,21 @@ def launch(folder: Path, ranks: int, engines: dict[Any, Engine], **env: str) -> 
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    results = run_engines(folder, [plans] * ranks, envs, script="traffic.py")
+    results = run_engines(folder, [plans] * ranks, envs, "traffic.py", seconds, meanwhile)
     return {key: [result[i] for result in results] for i, key in enumerate(engines)}
 
 
-def single(folder: Path, engines: dict[Any, Engine], **env: str) -> dict[Any, dict[str, Any]]:
+def single(
+    folder: Path,
+    engines: dict[Any, Engine],
+    seconds: float = 400,
+    meanwhile: Callable[[], None] = lambda: None,
+    /,
+    **env: str,
+) -> dict[Any, dict[str, Any]]:
     """Run the engines one after the other in one process, or with worker processes of vLLM's own."""
     envs = [environment(PYTHONPATH=PATH, ATOM_PCP_MIN_ROWS="1", **env)]
-    [results] = run_engines(folder, [list(engines.values())], envs, script="traffic.py")
+    [results] = run_engines(folder, [list(engines.values())], envs, "traffic.py", seconds, meanwhile)
     return dict(zip(engines, results, strict=True))
 
 

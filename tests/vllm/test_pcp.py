@@ -3,92 +3,84 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import train_recall
 
-from tests.vllm.gdn_oracle import ROOT, Prompt, oracle, prompt
-from tests.vllm.pcp_engines import MIXED, NEW, Engine, check_greedy, engine, launch, request, samples, single, wave
+from tests.vllm.gdn_oracle import ROOT, oracle
+from tests.vllm.pcp_engines import NEW, Engine, check_greedy, engine, launch, request, samples, single, wave
+from tests.vllm.pcp_waves import (
+    ALONE,
+    CACHING,
+    CHUNKED,
+    CROWDED,
+    EVERYTHING,
+    GREEDY,
+    SEEDED,
+    SMALL,
+    SMALL_PAGES,
+    STAGGERED,
+    STEERED,
+    TINY,
+    cached_waves,
+)
 
 Results = dict[str, list[dict[str, Any]]]
 
-LONG = prompt(150, seed=20)
-
-#: Requests come while others decode, so steps mix decodes, whole prompts and chunks; two are aborted.
-STAGGERED = [
-    request(LONG),
-    request(prompt(90, seed=30), at=2),
-    request(prompt(140, seed=8), at=3, abort_at=6),
-    request(prompt(1, seed=30), at=4),
-    request(prompt(41, seed=10), at=5, max_tokens=1),
-    request(prompt(200, seed=11), at=5, abort_at=6),
-    request(prompt(23, seed=30), at=7),
-]
-SHORTEST = wave([prompt(n, seed=40) for n in (1, 2, 40)], max_tokens=1)
-SCORED = wave([prompt(n, seed=50) for n in (33, 150, 2)], prompt_logprobs=2)
-#: A batch of seeded requests only: vLLM's CPU sampler ignores seeds in a batch that has an unseeded one.
-SEEDED = [
-    request(prompt(60, seed=15), temperature=0.9, seed=11, n=2),
-    request(prompt(9, seed=16), temperature=0.7, seed=12, top_p=0.9),
-]
-STEERED = [
-    request(prompt(70, seed=17), repetition_penalty=1.3, presence_penalty=0.4),
-    request(prompt(30, seed=18), choice=["alpha", "beta"], detokenize=True, ignore_eos=False),
-]
-#: The waves that have an oracle, and those that are compared with the unsplit engine alone.
-GREEDY = [wave(), STAGGERED, SHORTEST, SCORED]
-EVERYTHING = [*GREEDY, SEEDED, STEERED]
-
-
-def cached_waves(name: str) -> list[list[dict[str, Any]]]:
-    """Prompts that share a prefix; then the same again, and conversations that go on from their answers."""
-    short = prompt(60, seed=3)
-    first: list[Prompt] = [LONG, LONG[:140] + prompt(9, seed=4), short]
-    grown = [old + tuple(oracle(name).answer(old, NEW)[0]) + prompt(11, seed=5) for old in (LONG, short)]
-    return [wave(first), wave([*first, *grown]), wave([LONG[:130] + prompt(40, seed=6)])]
-
-
-#: More than the blocks of a crowded engine hold at once, so its scheduler has to preempt.
-CROWDED = wave([prompt(n, seed) for n, seed in ((100, 60), (120, 60), (90, 60), (110, 61))], max_tokens=40)
-
+#: How recurrent layers run in an engine that does not say: prompts as short as these would all be `redundant`.
+RELAY = {"ATOM_PCP_GDN": "relay"}
 
 RECALL_MODEL = ROOT / "tests" / "assets" / "recall"
 _random = random.Random(5)
 RECALL = [train_recall.make_prompt(train_recall.STAGES[-1], _random) for _ in range(8)]
 
-#: Sent after the crowd, so that the shortest prompts begin in state slots that others have left.
-TINY = wave([tokens for tokens in MIXED if len(tokens) <= 5])
-#: A prompt of one token by itself, so that nothing else in its step is a prefill.
-ALONE = wave(MIXED[:1])
+#: Queries are spread evenly whatever it costs, and the log says so.
+ZIGZAG = {"ATOM_PCP_ATTENTION": "zigzag", "ATOM_PCP_DEBUG": "1"}
 
 
 def layouts(size: dict[str, int], scale: int) -> dict[str, Engine]:
     """One engine for each kind of model and scheduling, in the parallel layout `size`."""
-    chunked = dict(max_num_batched_tokens=48)
-    caching = dict(max_num_batched_tokens=96, block_size=32, enable_prefix_caching=True)
-    small = dict(max_model_len=192, num_gpu_blocks_override=24, block_size=16)
-    small_pages = dict(max_model_len=192, num_gpu_blocks_override=16, block_size=32)
     engines = {
         "qwen3_next": engine("qwen3_next", EVERYTHING, probe=True, **size),
-        "qwen3_next caching": engine("qwen3_next", cached_waves("qwen3_next"), **caching, **size),
-        "qwen3": engine("qwen3", [wave(), STAGGERED], probe=True, **chunked, **size),
+        "qwen3_next caching": engine("qwen3_next", cached_waves("qwen3_next"), **CACHING, **size),
+        "qwen3_next zigzag": engine(
+            "qwen3_next", [*GREEDY, *cached_waves("qwen3_next")], env=ZIGZAG, **CACHING, **size
+        ),
+        "qwen3": engine("qwen3", [wave(), STAGGERED], probe=True, **CHUNKED, **size),
+        "qwen3_next two_pass": gdn("two_pass", "qwen3_next", [*GREEDY, CROWDED], **size),
+        "qwen3_next chunked two_pass": gdn("two_pass", "qwen3_next", GREEDY[:2], **CHUNKED, **size),
+        "qwen3_next caching two_pass": gdn("two_pass", "qwen3_next", cached_waves("qwen3_next"), **CACHING, **size),
+        "qwen3_next_heads all_to_all": gdn("head_all_to_all", "qwen3_next_heads", GREEDY[:2], **CHUNKED, **size),
+        "qwen3_next_heads caching all_to_all": gdn(
+            "head_all_to_all", "qwen3_next_heads", cached_waves("qwen3_next_heads"), **CACHING, **size
+        ),
+        "qwen3 zigzag": engine("qwen3", EVERYTHING, env=ZIGZAG, **size),
     }
     if scale > 0:
         engines |= {
-            "qwen3_next redundant": engine(
-                "qwen3_next", EVERYTHING[:2], env={"ATOM_PCP_GDN": "redundant"}, **chunked, **size
-            ),
+            "qwen3_next redundant": gdn("redundant", "qwen3_next", EVERYTHING[:2], **CHUNKED, **size),
+            "qwen3_next auto": gdn("auto", "qwen3_next", EVERYTHING[:2], **CHUNKED, **size),
             "qwen3_next experts": engine("qwen3_next", [wave()], enable_expert_parallel=True, **size),
-            "qwen3_5": engine("qwen3_5", [wave(), STAGGERED], **chunked, **size),
-            "qwen3_5 caching": engine("qwen3_5", cached_waves("qwen3_5"), **caching, **size),
+            "qwen3_5": engine("qwen3_5", [wave(), STAGGERED], **CHUNKED, **size),
+            "qwen3_5 caching": engine("qwen3_5", cached_waves("qwen3_5"), **CACHING, **size),
             "qwen3_5_moe": engine("qwen3_5_moe", [wave(), STAGGERED], **size),
-            "qwen3_5_moe caching": engine("qwen3_5_moe", cached_waves("qwen3_5_moe"), **caching, **size),
+            "qwen3_5_moe caching": engine("qwen3_5_moe", cached_waves("qwen3_5_moe"), **CACHING, **size),
             "llama": engine("llama", EVERYTHING, **size),
-            "qwen3 crowded": engine("qwen3", [CROWDED, TINY, ALONE], **small, **size),
-            "qwen3_next crowded": engine("qwen3_next", [CROWDED, TINY, ALONE], **small_pages, **size),
+            "qwen3 contiguous": engine(
+                "qwen3", [wave(), STAGGERED], env={"ATOM_PCP_ATTENTION": "contiguous"}, **CHUNKED, **size
+            ),
+            "qwen3 crowded": engine("qwen3", [CROWDED, TINY, ALONE], **SMALL, **size),
+            "qwen3_next crowded": engine("qwen3_next", [CROWDED, TINY, ALONE], **SMALL_PAGES, **size),
         }
     return engines
+
+
+def gdn(mode: str, name: str, waves: list[list[dict[str, Any]]], **more: Any) -> Engine:
+    """An engine whose recurrent layers run as `mode`; the launches below say `relay`."""
+    return engine(name, waves, env={"ATOM_PCP_GDN": mode, "ATOM_PCP_DEBUG": "1"}, **more)
 
 
 def recall_engine(**size: int) -> Engine:
@@ -100,6 +92,16 @@ def recall_engine(**size: int) -> Engine:
         "waves": [asked],
         "options": {**options, "enable_prefix_caching": False, **size},
     }
+
+
+def replicating_engine(**size: int) -> Engine:
+    """Every rank holds all experts, and runs its own rows through them."""
+    return engine("qwen3_next", [wave(), STAGGERED], env={"ATOM_PCP_MOE": "replicate"}, probe=True, **size)
+
+
+def recall_engines(**size: int) -> dict[str, Engine]:
+    two_pass = recall_engine(**size)
+    return {"recall": recall_engine(**size), "recall two_pass": {**two_pass, "env": {"ATOM_PCP_GDN": "two_pass"}}}
 
 
 def model_of(key: str) -> str:
@@ -124,26 +126,35 @@ def unsplit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the logs of the engines on two ranks are."""
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(request: pytest.FixtureRequest, folder_of_two: Path) -> Results:
     size = {"prefill_context_parallel_size": 2}
-    engines = layouts(size, scale=1) | {"recall": recall_engine(**size)}
-    # These two change their process for good, so they come last.
+    engines = layouts(size, scale=1) | recall_engines(**size)
+    engines["qwen3_next replicate"] = replicating_engine(**size)
+    # These change their process for good, so they come last.
     engines["qwen3 paged"] = engine("qwen3", GREEDY, setup="tests.vllm.paged_backend", **size)
+    engines["qwen3_next paged"] = engine("qwen3_next", GREEDY, setup="tests.vllm.paged_backend", env=ZIGZAG, **size)
     engines["qwen3_next biased"] = engine("qwen3_next", [wave()], setup="tests.vllm.biased_rank", **size)
-    return launch(tmp_path_factory.mktemp("two"), 2, asked_for(request, engines))
+    return launch(folder_of_two, 2, asked_for(request, engines), **RELAY)
 
 
 @pytest.fixture(scope="module")
 def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    engines = layouts({"prefill_context_parallel_size": 3}, scale=0)
-    return launch(tmp_path_factory.mktemp("three"), 3, asked_for(request, engines))
+    size = {"prefill_context_parallel_size": 3}
+    engines = layouts(size, scale=0) | {"qwen3_next replicate": replicating_engine(**size)}
+    return launch(tmp_path_factory.mktemp("three"), 3, asked_for(request, engines), **RELAY)
 
 
 @pytest.fixture(scope="module")
 def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     size = {"prefill_context_parallel_size": 4}
-    engines = layouts(size, scale=0) | {"recall": recall_engine(**size)}
-    return launch(tmp_path_factory.mktemp("four"), 4, asked_for(request, engines))
+    engines = layouts(size, scale=0) | recall_engines(**size)
+    return launch(tmp_path_factory.mktemp("four"), 4, asked_for(request, engines), **RELAY)
 
 
 def check_engine(key: str, plan: Engine, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> None:
@@ -198,6 +209,9 @@ def forward_passes(result: dict[str, Any], index: int) -> list[dict[str, list[in
     return passes
 
 
+#: The checkpoint's experts: how many, and how wide.
+WHOLE_EXPERTS = (12, 384)
+
 #: The first step of the first wave takes prompts of 1, 5, 37 and 150 tokens: one replicated row, 192 to spread.
 FIRST_STEP = {1: 193, 2: 1 + 96, 3: 1 + 64, 4: 1 + 48}
 
@@ -241,6 +255,37 @@ def test_rows_shrink_on_three_ranks(three: Results, unsplit: dict[str, dict[str,
     check_rows(three[key], unsplit[key], 3)
 
 
+def check_replicated_experts(ranks: list[dict[str, Any]], rows: int) -> None:
+    """Right tokens from ranks that each hold all experts whole, and give them their own rows only."""
+    for result in ranks:
+        for sent, got in zip([wave(), STAGGERED], result["waves"], strict=True):
+            assert check_greedy("qwen3_next", sent, got) > 0
+        assert forward_passes(result, 0)[0]["experts"] == [rows]
+        states = result["patches"]
+        assert states["vllm.pcp.moe_parallel"] == "applied"
+        assert states["vllm.pcp.moe_dispatch"] == states["vllm.pcp.moe_combine"] == "inactive"
+        [layers] = result["experts"]
+        assert {tuple(layer) for layer in layers} == {WHOLE_EXPERTS}
+
+
+@pytest.mark.parametrize("key", ["qwen3_next replicate"])
+def test_replicated_experts_on_two_ranks(two: Results, key: str) -> None:
+    check_replicated_experts(two[key], FIRST_STEP[2])
+
+
+@pytest.mark.parametrize("key", ["qwen3_next replicate"])
+def test_replicated_experts_on_three_ranks(three: Results, key: str) -> None:
+    check_replicated_experts(three[key], FIRST_STEP[3])
+
+
+@pytest.mark.parametrize("key", ["qwen3_next"])
+def test_experts_are_cut_over_the_ranks_by_default(two: Results, key: str) -> None:
+    for result in two[key]:
+        [layers] = result["experts"]
+        assert {tuple(layer) for layer in layers} == {(WHOLE_EXPERTS[0], WHOLE_EXPERTS[1] // 2)}
+        assert result["patches"]["vllm.pcp.moe_parallel"] == "inactive"
+
+
 @pytest.mark.parametrize("key", ["qwen3_next"])
 def test_memory_is_profiled_with_the_rows_of_the_worst_step(two: Results, key: str) -> None:
     for result in two[key]:
@@ -258,18 +303,50 @@ def test_nothing_is_held_afterwards(two: Results, key: str) -> None:
 
 @pytest.mark.parametrize("key", ["qwen3_next"])
 def test_every_member_is_in_place(two: Results, key: str) -> None:
-    never_imported = {"vllm.pcp.flash_attention", "vllm.pcp.triton_attention"}
+    paged = ("flash_attention", "flash_attention_queries", "triton_attention", "triton_attention_queries")
+    not_here = {f"vllm.pcp.{name}" for name in (*paged, "moe_parallel")}
     for result in two[key]:
         states = {name: state for name, state in result["patches"].items() if name.startswith("vllm.pcp.")}
-        assert len(states) == 16
-        assert {name for name, state in states.items() if state != "applied"} <= never_imported
+        assert len(states) == 22
+        assert {name for name, state in states.items() if state != "applied"} <= not_here
 
 
-@pytest.mark.parametrize("key", ["qwen3 paged"])
+@pytest.mark.parametrize("key", ["qwen3 paged", "qwen3_next paged"])
 def test_a_backend_that_writes_its_cache_apart(two: Results, key: str) -> None:
     for result in two[key]:
         for sent, got in zip(GREEDY, result["waves"], strict=True):
-            assert check_greedy("qwen3", sent, got) > 0
+            assert check_greedy(model_of(key), sent, got) > 0
+
+
+@pytest.mark.parametrize("key", ["qwen3_next zigzag"])
+def test_queries_move_between_contiguous_rows(two: Results, folder_of_two: Path, key: str) -> None:
+    """Both ranks keep contiguous rows and exchange queries."""
+    for rank in range(len(two[key])):
+        log = (folder_of_two / f"log{rank}.txt").read_text()
+        assert re.search(r"split: rank \d of 2 runs .* pool rows \[\d+, \d+\), .* attention is zigzag by exchange", log)
+        assert re.search(rf"layers\.3\.self_attn\.attn: rank {rank} sends [1-9]\d* queries away", log)
+
+
+@pytest.mark.parametrize("key", ["qwen3 zigzag"])
+def test_rows_of_a_dense_model_are_laid_in_zigzag(two: Results, folder_of_two: Path, key: str) -> None:
+    """The first step spreads 192 rows: the first rank runs the first and the last 48 of them."""
+    assert two[key]
+    log = (folder_of_two / "log0.txt").read_text()
+    assert "rank 0 of 2 runs 97 rows of 193 (1 replicated, pool rows [0, 48) and [144, 192), 0 padded)" in log
+
+
+@pytest.mark.parametrize(
+    ("key", "mode"),
+    [
+        ("qwen3_next two_pass", "two_pass"),
+        ("qwen3_next_heads all_to_all", "head_all_to_all"),
+        ("qwen3_next redundant", "redundant"),
+    ],
+)
+def test_recurrent_layers_run_as_asked(two: Results, folder_of_two: Path, key: str, mode: str) -> None:
+    for rank in range(len(two[key])):
+        log = (folder_of_two / f"log{rank}.txt").read_text()
+        assert f"layers.0.linear_attn: rank {rank} runs its recurrence as {mode}" in log
 
 
 @pytest.mark.parametrize("key", ["qwen3_next biased"])
@@ -288,11 +365,11 @@ def check_recall(ranks: list[dict[str, Any]]) -> None:
         assert answers == [asked.answer for asked in RECALL]
 
 
-@pytest.mark.parametrize("key", ["recall"])
+@pytest.mark.parametrize("key", ["recall", "recall two_pass"])
 def test_what_stands_far_back_is_not_lost_on_two_ranks(two: Results, key: str) -> None:
     check_recall(two[key])
 
 
-@pytest.mark.parametrize("key", ["recall"])
+@pytest.mark.parametrize("key", ["recall", "recall two_pass"])
 def test_what_stands_far_back_is_not_lost_on_four_ranks(four: Results, key: str) -> None:
     check_recall(four[key])

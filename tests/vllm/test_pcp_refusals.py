@@ -53,8 +53,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "narrow experts": (
         "qwen3_next",
-        {"prefill_context_parallel_size": 5},
-        ["384", "5", "--enable-expert-parallel", "--prefill-context-parallel-size 5"],
+        {"prefill_context_parallel_size": 5, "env": {"ATOM_PCP_MOE": "shard"}},
+        ["384", "5", "--enable-expert-parallel", "--prefill-context-parallel-size 5", "ATOM_PCP_MOE"],
+    ),
+    "distributed experts without the option": (
+        "qwen3_next",
+        {"env": {"ATOM_PCP_MOE": "ep"}},
+        ["ATOM_PCP_MOE is ep", "--enable-expert-parallel"],
+    ),
+    "replicated and distributed experts": (
+        "qwen3_next",
+        {"env": {"ATOM_PCP_MOE": "replicate"}, "enable_expert_parallel": True},
+        ["ATOM_PCP_MOE is replicate", "--enable-expert-parallel"],
     ),
     "several at once": (
         "qwen3",
@@ -66,6 +76,8 @@ ACCEPTED = {
     "unsplit": ("qwen3", EAGER),
     "unsplit hybrid": ("qwen3_next", EAGER),
     "dense": ("qwen3", TWO),
+    "heads over two ranks": ("qwen3_next", {**TWO, "env": {"ATOM_PCP_GDN": "head_all_to_all"}}),
+    "no recurrent heads": ("qwen3", {**TWO, "env": {"ATOM_PCP_GDN": "head_all_to_all"}}),
     "hybrid": ("qwen3_next", TWO),
     "vision-language": ("qwen3_5", {**TWO, "language_model_only": True}),
     "served backend": ("qwen3", {**TWO, "attention_backend": "CPU_ATTN"}),
@@ -74,6 +86,7 @@ ACCEPTED = {
         "qwen3_next",
         {**TWO, "prefill_context_parallel_size": 5, "enable_expert_parallel": True},
     ),
+    "narrow experts on every rank": ("qwen3_next", {**TWO, "prefill_context_parallel_size": 5}),
 }
 
 

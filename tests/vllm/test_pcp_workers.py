@@ -10,7 +10,7 @@ import pytest
 
 from tests.vllm.gdn_oracle import prompt
 from tests.vllm.pcp_engines import check_greedy, engine, launch, request, single, wave
-from tests.vllm.test_pcp import GREEDY, cached_waves
+from tests.vllm.pcp_waves import GREEDY, cached_waves
 
 TARGETS = [
     "vllm.v1.worker.block_table:BlockTable.__init__",
@@ -42,6 +42,7 @@ def results(folder: Path) -> Results:
             "qwen3_next",
             [*GREEDY, *cached_waves("qwen3_next")],
             probe=True,
+            env={"ATOM_PCP_GDN": "two_pass", "ATOM_PCP_ATTENTION": "zigzag"},
             tensor_parallel_size=2,
             max_num_batched_tokens=96,
             block_size=32,
@@ -49,7 +50,7 @@ def results(folder: Path) -> Results:
         ),
         "unsplit": engine("qwen3", [wave()], targets=TARGETS, distributed_executor_backend="uni"),
     }
-    return single(folder, engines, VLLM_CPU_OMP_THREADS_BIND="0|1|0|1", ATOM_PCP_DEBUG="1")
+    return single(folder, engines, VLLM_CPU_OMP_THREADS_BIND="0|1|0|1", ATOM_PCP_DEBUG="1", ATOM_PCP_GDN="relay")
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,21 @@ def test_debug_traces_split_gather_and_state(results: Results, folder: Path) -> 
     assert re.search(r"split: rank 0 of 2 runs 97 rows of 193 \(1 replicated, pool rows \[0, 96\), 0 padded\)", log)
     assert re.search(r"layers\.0\.linear_attn: rank 0 relays \d+ bytes of state", log)
     assert re.search(r"layers\.3\.self_attn\.attn: rank 1 gathers 193 keys and values", log)
+    assert re.search(r"layers\.0\.mlp\.experts: rank 1 gathers 194 rows for the experts", log)
 
 
-def test_ranks_with_different_settings_are_refused(tmp_path: Path) -> None:
-    plan = engine("qwen3", [[request(prompt(5, seed=1))]], setup="tests.vllm.odd_settings",
-                  distributed_executor_backend="external_launcher", prefill_context_parallel_size=2)  # fmt: skip
-    with pytest.raises(AssertionError, match="set these variables alike for all ranks"):
+@pytest.mark.parametrize(("model", "odd"), [("qwen3", "ATOM_PCP_MIN_ROWS=7"), ("qwen3_next", "ATOM_PCP_MOE=replicate")])
+def test_ranks_with_different_settings_are_refused(tmp_path: Path, model: str, odd: str) -> None:
+    """Before the model is loaded: with experts here and there, the first pass of a warm-up would wait for ever."""
+    plan = engine(
+        model,
+        [[request(prompt(5, seed=1))]],
+        setup="tests.vllm.odd_settings",
+        env={"ODD_SETTING": odd},
+        distributed_executor_backend="external_launcher",
+        prefill_context_parallel_size=2,
+    )
+    with pytest.raises(AssertionError, match=r"ATOM_PCP_ATTENTION.*set these variables alike for all ranks") as refused:
         launch(tmp_path, 2, {"odd": plan})
+    name, value = odd.split("=")
+    assert re.search(rf"'{name}': '?{value}", str(refused.value))

@@ -3,9 +3,9 @@
     python traffic.py PLAN.json RESULT.json
 
 PLAN is a list of engines: `model`; `options` of LLM; `env` for this engine alone; `setup`, a module whose `install` is
-called first; `targets`, functions of vLLM to look at afterwards; `waves`, each a list of requests. A request has a
-`prompt` (token ids), `sampling` parameters, the engine step `at` which it arrives, and the step `abort_at` which it is
-aborted, if any. `probe` counts rows on the workers.
+called first, and whose `report`, if it has one, last; `targets`, functions of vLLM to look at afterwards; `waves`, each
+a list of requests. A request has a `prompt` (token ids), `sampling` parameters, the engine step `at` which it arrives,
+and the step `abort_at` which it is aborted, if any. `probe` counts rows on the workers.
 
 RESULT holds for every engine what each request gave, what the workers' modules saw, each patch's state in this
 process, and whether the engine's functions are the ones that vLLM shipped.
@@ -84,6 +84,12 @@ def counter(llm: Any, name: str) -> int | None:
     return int(sum(values)) if values else None
 
 
+def own_metrics(llm: Any) -> list[dict[str, Any]]:
+    """The metrics that the overlay adds: name, labels and value of each series."""
+    found = [metric for metric in llm.get_metrics() if metric.name.startswith("vllm:atom_")]
+    return [{"name": metric.name, "labels": metric.labels, "value": metric.value} for metric in found]
+
+
 def free_blocks(llm: Any) -> int:
     """Cache blocks that the scheduler could hand out."""
     return llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -124,8 +130,9 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     from atom_patches.core.registry import REGISTRY
 
     os.environ.update(engine.get("env", {}))
-    if engine.get("setup"):
-        importlib.import_module(engine["setup"]).install()
+    setup = importlib.import_module(engine["setup"]) if engine.get("setup") else None
+    if setup is not None:
+        setup.install()
     options = dict(engine["options"])
     if options.get("distributed_executor_backend") == "uni":
         options["distributed_executor_backend"] = UniProcExecutor
@@ -137,6 +144,7 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
         if engine.get("probe"):
             llm.collective_rpc("probe_start")
             result["profile_rows"] = llm.collective_rpc("probe_profile")
+            result["experts"] = llm.collective_rpc("probe_experts")
         for index, wave in enumerate(engine["waves"]):
             result["waves"].append(send(llm, wave, f"wave{index}"))
             if engine.get("probe"):
@@ -145,6 +153,9 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
             result["held"] = llm.collective_rpc("probe_requests")
         result["free_after"] = free_blocks(llm)
         result["preemptions"] = counter(llm, "vllm:num_preemptions")
+        result["metrics"] = own_metrics(llm)
+        if setup is not None and hasattr(setup, "report"):
+            result["report"] = setup.report()
         status = REGISTRY.status("vllm")
         result["patches"] = {one.id: one.state for one in status}
         result["shipped"] = shipped(engine.get("targets", []))
@@ -156,6 +167,13 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def save(results: list[dict[str, Any]], path: Path) -> None:
+    """Replace the file as a whole: who reads it while engines run, or after one has failed, finds complete results."""
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(results))
+    scratch.replace(path)
+
+
 def main() -> None:
     plan, result = Path(sys.argv[1]), Path(sys.argv[2])
     results = []
@@ -164,7 +182,7 @@ def main() -> None:
         results.append(run(engine))
         os.environ.clear()
         os.environ.update(outer)
-    result.write_text(json.dumps(results))
+        save(results, result)
     # What is left to do at exit is the engine's own, and may wait for a rank that has gone already.
     sys.stdout.flush()
     os._exit(0)

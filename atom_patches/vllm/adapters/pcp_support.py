@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.distributed import get_pcp_group
+from vllm.distributed import get_world_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
@@ -33,13 +33,18 @@ def check_ranks_agree() -> None:
     Raises:
         PatchError: names the variables and both ranks' values.
     """
-    own = {"ATOM_PCP_GDN": settings.pcp_gdn(), "ATOM_PCP_MIN_ROWS": settings.pcp_min_rows()}
-    group = get_pcp_group()
-    first = group.broadcast_object(own, src=0)
+    own = {
+        "ATOM_PCP_ATTENTION": settings.pcp_attention(),
+        "ATOM_PCP_GDN": settings.pcp_gdn(),
+        "ATOM_PCP_MOE": settings.pcp_moe(),
+        "ATOM_PCP_MIN_ROWS": settings.pcp_min_rows(),
+    }
+    # Tensor-parallel ranks have to split alike, too: of other kinds of ranks there are none under this option.
+    world = get_world_group()
+    first = world.broadcast_object(own, src=0)
     if own != first:
         raise PatchError(
-            f"rank {group.rank_in_group} of the prefill-context-parallel group has {own}, rank 0 has {first}; "
-            "set these variables alike for all ranks"
+            f"rank {world.rank_in_group} has {own}, rank 0 has {first}; set these variables alike for all ranks"
         )
 
 

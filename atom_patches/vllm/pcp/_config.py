@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import PatchError, Verdict
+from atom_patches.vllm.adapters.pcp_experts import expert_mode, unserved_experts
+from atom_patches.vllm.pcp._recurrence import unserved_heads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -34,9 +36,6 @@ BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN"})
 UNQUANTISED = frozenset({"auto", "bfloat16", "float16"})
 """Types of the KV cache that keep keys and values as they are."""
 
-CPU_EXPERT_TILE = 32
-"""vLLM's CPU kernel for experts takes widths of a multiple of this only (0.20.2, cpu_fused_moe.cpp)."""
-
 
 def pcp_enabled(config: VllmConfig) -> Verdict:
     """Whether the configuration asks for prefill context parallelism.
@@ -59,6 +58,22 @@ def pcp_with_experts(config: VllmConfig) -> Verdict:
     verdict = pcp_enabled(config)
     if verdict.ok and not config.model_config.is_moe:
         return Verdict(False, "the model has no experts")
+    return verdict
+
+
+def pcp_with_spread_experts(config: VllmConfig) -> Verdict:
+    """Whether, besides, experts are spread over the prefill-context-parallel ranks, so that rows meet there."""
+    verdict = pcp_with_experts(config)
+    if verdict.ok and expert_mode(config) == "replicate":
+        return Verdict(False, "every rank holds all experts (ATOM_PCP_MOE)")
+    return verdict
+
+
+def pcp_with_replicated_experts(config: VllmConfig) -> Verdict:
+    """Whether, besides, every prefill-context-parallel rank holds all experts."""
+    verdict = pcp_with_experts(config)
+    if verdict.ok and (mode := expert_mode(config)) != "replicate":
+        return Verdict(False, f"experts are spread over the ranks (ATOM_PCP_MOE is {mode})")
     return verdict
 
 
@@ -139,21 +154,8 @@ def _unserved_parallelism(config: VllmConfig) -> Iterator[str]:
         yield f"--distributed-executor-backend is {backend}; served are mp and external_launcher"
     if parallel.nnodes != 1:
         yield f"--nnodes is {parallel.nnodes}; one node is served"
-    yield from _unserved_expert_slices(config)
-
-
-def _unserved_expert_slices(config: VllmConfig) -> Iterator[str]:
-    """vLLM cuts each expert over all tensor- and context-parallel ranks unless experts are distributed whole."""
-    parallel = config.parallel_config
-    width = getattr(config.model_config.hf_text_config, "moe_intermediate_size", None)
-    ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
-    multiple = CPU_EXPERT_TILE if config.device_config.device_type == "cpu" else 1
-    if config.model_config.is_moe and not parallel.enable_expert_parallel and width and width % (ranks * multiple):
-        slices = "equal slices" if multiple == 1 else f"equal slices of a multiple of {multiple}"
-        yield (
-            f"the experts' intermediate size {width} cannot be cut into {ranks} {slices} "
-            f"(--tensor-parallel-size times {OPTION}); pass --enable-expert-parallel, or other sizes"
-        )
+    yield from unserved_experts(config)
+    yield from unserved_heads(config)
 
 
 def _unserved_features(config: VllmConfig) -> Iterator[str]:

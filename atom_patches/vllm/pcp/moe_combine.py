@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.pcp._config import pcp_with_experts
+from atom_patches.vllm.pcp._config import pcp_with_spread_experts
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ PATCH = Patch(
     supports="vllm>=0.20.2,<0.21",
     kind="correctness",
     group="vllm.pcp",
-    when=pcp_with_experts,
+    when=pcp_with_spread_experts,
     relies_on=("vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",),
     upstream="none: vLLM reduces and scatters in every step",
 )

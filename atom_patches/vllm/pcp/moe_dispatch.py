@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from atom_patches.core import Patch
-from atom_patches.vllm.pcp._config import pcp_with_experts
+from atom_patches.vllm.pcp._config import pcp_with_spread_experts
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ PATCH = Patch(
     supports="vllm>=0.20.2,<0.21",
     kind="correctness",
     group="vllm.pcp",
-    when=pcp_with_experts,
+    when=pcp_with_spread_experts,
     relies_on=("vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",),
     upstream="none: vLLM gathers in every step",
 )
@@ -37,13 +37,18 @@ def gather_split_rows_only(
     original: Callable[..., tuple[torch.Tensor, torch.Tensor]],
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Gather rows for the experts unless every rank holds them all."""
-    from atom_patches.vllm.adapters.pcp_step import in_replicated_step
+    from atom_patches.core import settings
+    from atom_patches.vllm.adapters.pcp_step import current_split_step, in_replicated_step, logger
 
     def _maybe_dispatch(
         self: MoERunner, layer: torch.nn.Module, hidden_states: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.moe_config.pcp_size > 1 and in_replicated_step():
             return hidden_states, router_logits
-        return original(self, layer, hidden_states, router_logits)
+        gathered, logits = original(self, layer, hidden_states, router_logits)
+        step = current_split_step()
+        if step is not None and settings.pcp_debug():
+            logger.info("%s: rank %d gathers %d rows for the experts", self.layer_name, step.rank, gathered.shape[0])
+        return gathered, logits
 
     return _maybe_dispatch

@@ -3,7 +3,7 @@
 Why:         vLLM profiles with all rows of the largest step on every rank, and gathers them for the experts: as
              many times the rows of a real step as there are ranks.
 How:         wrap the dummy pass and shrink a profiling one to the worst admissible step, replicated short prompts
-             included, while the buffer that makes hidden states whole again is held.
+             included, while the largest buffer of a split step's gathers is held.
 Remove when: vLLM profiles the split itself.
 """
 
@@ -36,17 +36,16 @@ def profile_worst_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Run the dummy pass, a profiling one with the rows of the worst step."""
     from atom_patches.core import settings
     from atom_patches.runtime.pcp import most_rows
+    from atom_patches.vllm.adapters.pcp_attention import largest_exchange
 
     def _dummy_run(self: GPUModelRunner, num_tokens: int, *args: Any, is_profile: bool = False, **kwargs: Any) -> Any:
         ranks = self.parallel_config.prefill_context_parallel_size
         if not is_profile or ranks == 1:
             return original(self, num_tokens, *args, is_profile=is_profile, **kwargs)
         rows = most_rows(num_tokens, self.max_num_reqs, ranks, settings.pcp_min_rows())
-        whole: torch.Tensor = self.input_ids.gpu.new_empty(
-            (num_tokens, self.model_config.get_hidden_size()), dtype=self.dtype
-        )
+        held: torch.Tensor = self.input_ids.gpu.new_empty(largest_exchange(self, num_tokens, rows), dtype=self.dtype)
         outputs = original(self, rows, *args, is_profile=True, **kwargs)
-        del whole
+        del held
         return outputs
 
     return _dummy_run

@@ -1,0 +1,41 @@
+"""Ranks whose environment differs are refused before a model is built.
+
+Why:         every rank decides for itself, from its settings, how a step is split and which collectives it enters; two
+             that decide differently wait for each other, in the first forward pass already.
+How:         compare the settings of all ranks before the worker loads the model.
+Remove when: nothing of this group reads the environment in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from atom_patches.core import Patch
+from atom_patches.vllm.pcp._config import pcp_enabled
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker
+
+PATCH = Patch(
+    id="vllm.pcp.ranks_agree",
+    target="vllm.v1.worker.gpu_worker:Worker.load_model",
+    supports="vllm>=0.20.2,<0.21",
+    kind="correctness",
+    group="vllm.pcp",
+    when=pcp_enabled,
+    upstream="none: vLLM has no such settings",
+)
+
+
+@PATCH.around
+def compare_then_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Load the model on ranks that agree."""
+    from atom_patches.vllm.adapters.pcp_support import check_ranks_agree
+
+    def load_model(self: Worker, *args: Any, **kwargs: Any) -> Any:
+        if self.parallel_config.prefill_context_parallel_size > 1:
+            check_ranks_agree()
+        return original(self, *args, **kwargs)
+
+    return load_model
