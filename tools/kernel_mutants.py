@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         f"{KERNELS}/benchmark.py",
         f"{TESTS}/test_benchmark.py::TestSets::test_together_they_exceed_the_cache_three_times",
-        "int(3 * _cache(device)",
-        "int(_cache(device)",
+        "int(3 * cache_bytes(device)",
+        "int(cache_bytes(device)",
     ),
     Fault(
         f"{KERNELS}/causal_conv1d/aiter_impl.py",
@@ -730,8 +730,8 @@ FAULTS = (
     Fault(
         f"{KERNELS}/timing.py",
         f"{TESTS}/test_benchmark.py::TestTiming::test_one_call_is_a_replay_over_its_calls",
-        "_seconds(replay.start) / replay.calls",
-        "_seconds(replay.start)",
+        "seconds(replay.start) / replay.calls",
+        "seconds(replay.start)",
     ),
     Fault(
         f"{KERNELS}/timing.py",

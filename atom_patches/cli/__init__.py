@@ -15,7 +15,7 @@ class CommandError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 fine, 1 problems or refused, 2 wrong usage."""
     from atom_patches import __version__
-    from atom_patches.cli import accept, bench, doctor, explain, run, status
+    from atom_patches.cli import accept, bench, bench_pcp, doctor, explain, run, status
     from atom_patches.core.patch import PatchError
     from atom_patches.core.report import StateDirError
     from atom_patches.core.settings import SettingsError
@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"atom_patches {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (status, doctor, explain, accept, run, bench):
+    for command in (status, doctor, explain, accept, run, bench, bench_pcp):
         command.add_to(commands)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     try:
         status = parsed.run(parsed)
         sys.stdout.flush()
@@ -39,3 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, PatchError, SettingsError, StateDirError) as error:
         print(f"atom_patches: {error}", file=sys.stderr)
         return 1
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """`bench pcp` is a command of its own, written as two words."""
+    first = list(arguments[:2])
+    return [" ".join(first), *arguments[2:]] if first == ["bench", "pcp"] else list(arguments)

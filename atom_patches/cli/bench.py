@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from atom_patches.kernels import ranking, suite
 
     setup = suite.Setup(arguments.device, _engine(arguments), _asked(arguments))
-    if arguments.record and (not RANKED <= set(arguments.providers) or setup.engine is None):
+    if arguments.record and (not set(arguments.providers) >= RANKED or setup.engine is None):
         raise CommandError(
             "--record needs an engine and its, AITER's and Triton's kernels: a ranking that lacks one would hide it."
         )

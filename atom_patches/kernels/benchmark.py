@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ def run(case: Case, providers: Iterable[str], device: torch.device, *, budget: f
         case,
         shape_class=shape_class,
         sets=len(sets),
-        cached=device.type == "cuda" and len(sets) * case.bytes < _cache(device),
+        cached=device.type == "cuda" and len(sets) * case.bytes < cache_bytes(device),
         baseline=baseline if isinstance(baseline, Timing) else None,
         auto=auto,
         providers=served,
@@ -166,16 +166,21 @@ def _automatic(operation: Operation, arguments: tuple[Any, ...]) -> str | None:
 
 
 def _sets(case: Case, arguments: tuple[Any, ...], device: torch.device) -> list[tuple[Any, ...]]:
-    """The arguments, and as many clones as it takes for the cache to forget the first by the time of the last.
-
-    What says where things lie is shared by all: an engine, too, makes it once a step, for every layer, and a provider
-    may keep what it derives from it.
-    """
+    """The arguments, and as many clones as it takes for the cache to forget the first by the time of the last."""
     if device.type != "cuda":
         return [arguments]
-    wanted = int(3 * _cache(device) / max(case.bytes, 1)) + 1
+    wanted = int(3 * cache_bytes(device) / max(case.bytes, 1)) + 1
     count = max(1, min(wanted, MOST_SETS, int(SETS_MEMORY / max(memory(arguments), 1))))
-    shared = [_is_index(argument) and i not in case.operation.mutated for i, argument in enumerate(arguments)]
+    return repeated(arguments, count, case.operation.mutated)
+
+
+def repeated(arguments: tuple[Any, ...], count: int, mutated: Collection[int] = frozenset()) -> list[tuple[Any, ...]]:
+    """`count` sets of arguments alike, each with memory of its own.
+
+    What says where things lie is shared by all: an engine, too, makes it once a step, for every layer, and a provider
+    may keep what it derives from it. What is written to, by its places `mutated`, is not.
+    """
+    shared = [_is_index(argument) and i not in mutated for i, argument in enumerate(arguments)]
     sets = [arguments]
     for _ in range(count - 1):
         own = contract.clones(tuple(None if kept else arg for arg, kept in zip(arguments, shared, strict=True)))
@@ -198,5 +203,5 @@ def memory(arguments: tuple[Any, ...]) -> int:
     return sum(buffers.values())
 
 
-def _cache(device: torch.device) -> int:
+def cache_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size

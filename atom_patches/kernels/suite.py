@@ -135,7 +135,7 @@ class _Worker:
 
 def _serve(pipe: Connection, setup: Setup, ceilings: Ceilings | None) -> None:
     """The worker: say what there is, then answer one case after the other."""
-    _prepare(setup)
+    prepare(setup)
     import torch
 
     from atom_patches.kernels import benchmark, timing
@@ -147,7 +147,7 @@ def _serve(pipe: Connection, setup: Setup, ceilings: Ceilings | None) -> None:
     keys, broken = _keys()
     if ceilings is None:
         ceilings = timing.ceilings(device)
-    pipe.send((_machine(setup, ceilings), keys, broken))
+    pipe.send((describe(setup, ceilings), keys, broken))
     while True:
         try:
             key = pipe.recv()
@@ -159,10 +159,10 @@ def _serve(pipe: Connection, setup: Setup, ceilings: Ceilings | None) -> None:
         except Exception as error:
             problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             report = CaseReport(key.family, key.operation, key.label, problem=problem)
-        pipe.send((report, not _usable(device)))
+        pipe.send((report, not usable(device)))
 
 
-def _usable(device: Any) -> bool:
+def usable(device: Any) -> bool:
     """Free what the case has left behind; false when the device answers nothing any more."""
     import gc
 
@@ -179,7 +179,7 @@ def _usable(device: Any) -> bool:
     return True
 
 
-def _prepare(setup: Setup) -> None:
+def prepare(setup: Setup) -> None:
     """Name the engine; leave it to the parent to be interrupted from the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from atom_patches.kernels import registry
@@ -204,7 +204,8 @@ def _keys() -> tuple[list[Key], dict[str, str]]:
     return keys, broken
 
 
-def _machine(setup: Setup, ceilings: Ceilings) -> Machine:
+def describe(setup: Setup, ceilings: Ceilings) -> Machine:
+    """The device, and the versions of what computes on it."""
     import importlib.metadata
     import platform
 
@@ -233,7 +234,7 @@ def warm(setup: Setup, keys: Sequence[Key], workers: int) -> Iterator[tuple[Key,
     turns = sorted(range(len(keys)), key=lambda i: (keys[i].index, i))
     end = time.monotonic() + WARM_LIMIT
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(setup,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=prepare, initargs=(setup,))
     try:
         futures = [(keys[i], pool.submit(_warm, setup, keys[i])) for i in turns]
         for key, future in futures:
@@ -260,4 +261,4 @@ def _warm(setup: Setup, key: Key) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     finally:
-        _usable(device)
+        usable(device)

@@ -47,7 +47,7 @@ def measure(calls: Mapping[str, Call], sets: Sequence[tuple[Any, ...]], budget: 
     for name, call in calls.items():
         try:
             # The first call may also compile, or load a library.
-            if min(once := [_seconds(lambda call=call: call(*sets[0])) for _ in range(2)]) > LONG:
+            if min(once := [seconds(lambda call=call: call(*sets[0])) for _ in range(2)]) > LONG:
                 found[name] = Timing(once[1], once[1], once[1], 1, "one call")
             else:
                 ready[name] = _prepare(call, sets, budget / len(calls))
@@ -57,12 +57,12 @@ def measure(calls: Mapping[str, Call], sets: Sequence[tuple[Any, ...]], budget: 
             found[name] = f"{type(error).__name__}: {_first_line(error)}"
     if not ready:
         return found
-    round_seconds = sum(_seconds(replay.start) for replay in ready.values())
+    round_seconds = sum(seconds(replay.start) for replay in ready.values())
     rounds = max(ROUNDS.start, min(ROUNDS.stop - 1, int(budget / max(round_seconds, 1e-6))))
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(rounds):
         for name, replay in ready.items():
-            times[name].append(_seconds(replay.start) / replay.calls)
+            times[name].append(seconds(replay.start) / replay.calls)
     return found | {name: _timing(times[name], ready[name].how) for name in ready}
 
 
@@ -74,7 +74,7 @@ class _Replay(NamedTuple):
 
 def _prepare(call: Call, sets: Sequence[tuple[Any, ...]], budget: float) -> _Replay:
     """Capture `call` on every set; where that is not possible, call it from the host."""
-    duration = _seconds(lambda: call(*sets[0]))
+    duration = seconds(lambda: call(*sets[0]))
     count = len(sets)
     if duration * count * ROUNDS.start > budget:
         count = max(1, int(budget / (duration * ROUNDS.start)))
@@ -134,7 +134,7 @@ def _timing(times: list[float], how: str) -> Timing:
     return Timing(median, low, high, len(times), how)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
+def seconds(work: Callable[[], Any]) -> float:
     """Device time from the first kernel to the last; the host gets ahead while the device sleeps."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(SLEEP)

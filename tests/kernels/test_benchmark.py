@@ -143,7 +143,7 @@ class TestSets:
 
     @pytest.fixture(autouse=True)
     def cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(benchmark, "_cache", lambda device: 1000)
+        monkeypatch.setattr(benchmark, "cache_bytes", lambda device: 1000)
 
     def sets(self, arguments: tuple[Any, ...], moved: float) -> list[tuple[Any, ...]]:
         return benchmark._sets(Case(PROBE, "", inputs, moved, 1), arguments, torch.device("cuda"))

@@ -1,0 +1,357 @@
+"""What the prefill of one long prompt takes on N ranks: each rank's work from measured parts, collectives from a link.
+
+The step is played through, layer by layer, on one clock a rank. A part of the work moves a rank's clock by the seconds
+that were measured for it; a collective lets all ranks meet and then takes ``latency + bytes / bandwidth``; a relay lets
+each rank wait for the one before it. Nothing else overlaps, and the host's own time is left out.
+
+A collective's bytes are the most that one rank sends, or receives, if every rank has to do with every byte once: the
+``(N - 1) / N`` of the whole that a ring passes through each link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from atom_patches.runtime.link import Link
+from atom_patches.runtime.pcp import PcpPlan
+from atom_patches.runtime.pcp_attention_split import QueryExchange
+from atom_patches.runtime.pcp_cuts import Layout, cut_pool
+
+ROW_LIMIT = 65536
+"""A part with more rows is measured with so many, and counted in proportion: its work grows with its rows."""
+
+STATE_BYTES = 4
+"""Recurrent states are float32."""
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """A stack of layers: after every ``recurrent_per_attention`` GatedDeltaNet layers one of full attention, each with
+    experts behind it. Attributes name sizes and counts; ``page`` is the cache's block size."""
+
+    name: str
+    hidden: int
+    attention_layers: int
+    recurrent_per_attention: int
+    key_heads: int
+    value_heads: int
+    head_size: int
+    taps: int
+    q_heads: int
+    kv_heads: int
+    attention_size: int
+    rotary: int
+    experts: int
+    expert_width: int
+    top_k: int
+    vocabulary: int
+    page: int
+    element_bytes: int
+
+    @property
+    def recurrent_layers(self) -> int:
+        return self.attention_layers * self.recurrent_per_attention
+
+    @property
+    def channels(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return (2 * self.key_heads + self.value_heads) * self.head_size
+
+    @property
+    def state_bytes(self) -> int:
+        """A recurrent state and the convolution's last inputs."""
+        state = self.value_heads * self.head_size**2 * STATE_BYTES
+        return state + (self.taps - 1) * self.channels * self.element_bytes
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        StackShape(
+            "qwen3.6-35b-a3b", hidden=2048, attention_layers=10, recurrent_per_attention=3, key_heads=16,
+            value_heads=32, head_size=128, taps=4, q_heads=16, kv_heads=2, attention_size=256, rotary=64, experts=256,
+            expert_width=512, top_k=8, vocabulary=151936, page=784, element_bytes=2,
+        ),
+        StackShape(
+            "tiny", hidden=64, attention_layers=2, recurrent_per_attention=3, key_heads=2, value_heads=4, head_size=16,
+            taps=4, q_heads=4, kv_heads=2, attention_size=16, rotary=8, experts=8, expert_width=16, top_k=2,
+            vocabulary=128, page=16, element_bytes=4,
+        ),
+    )
+}  # fmt: skip
+
+
+class Part(NamedTuple):
+    """Work between two exchanges, as one rank does it.
+
+    Attributes:
+        kind: which work; ``bench.pcp_parts`` has one builder a kind.
+        kernels: whose: ``engine`` or ``auto``.
+        rows: rows that go in.
+        world: ranks, where the work depends on them; else 1.
+        pieces: of attention, (queries, keys) of each run of rows.
+    """
+
+    kind: str
+    kernels: str
+    rows: int
+    world: int = 1
+    pieces: tuple[tuple[int, int], ...] = ()
+
+    def measured(self) -> tuple[Part, float]:
+        """The part that is measured for this one, and how many times its seconds count."""
+        if self.pieces or self.rows <= ROW_LIMIT:
+            return self, 1.0
+        return self._replace(rows=ROW_LIMIT), self.rows / ROW_LIMIT
+
+
+class Variant(NamedTuple):
+    """One way to run a split prefill.
+
+    Attributes:
+        attention: how the queries of full attention are cut.
+        recurrent: how GatedDeltaNet layers run.
+        experts: ``replicate``: every rank has all experts, for its own rows; ``ep``: a share of them, for all rows.
+        kernels: ``engine`` or ``auto``.
+    """
+
+    attention: Layout
+    recurrent: str
+    experts: str
+    kernels: str
+
+
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
+RECURRENT = ("redundant", "relay", "two_pass")
+EXPERTS = ("replicate", "ep")
+
+
+def variants(kernels: str) -> list[Variant]:
+    """All ways to run a split prefill with these kernels."""
+    return [Variant(*choice, kernels) for choice in product(LAYOUTS, RECURRENT, EXPERTS)]
+
+
+@dataclass
+class Exchanged:
+    """What the collectives of one kind cost in a step; ``bytes`` of one rank."""
+
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Unmeasured(LookupError):
+    """A part has no time; the message says which, and why."""
+
+
+Seconds = Callable[[Part], float]
+
+
+class Clocks:
+    """The ranks' clocks in one step.
+
+    Args:
+        seconds: what a part takes.
+    """
+
+    def __init__(self, world: int, link: Link, seconds: Seconds) -> None:
+        self.at = [0.0] * world
+        self.busy = [0.0] * world
+        self.exchanged: dict[str, Exchanged] = {}
+        self._link = link
+        self._seconds = seconds
+
+    def work(self, *parts: Part) -> None:
+        """Every rank does the same."""
+        for part in parts:
+            self.work_each([part] * len(self.at))
+
+    def work_each(self, parts: list[Part]) -> None:
+        """Each rank does its own part."""
+        for rank, part in enumerate(parts):
+            self._spend(rank, part)
+
+    def exchange(self, kind: str, bytes: int) -> None:
+        """All ranks meet, and a collective begins."""
+        self.at = [max(self.at) + self._charge(kind, bytes)] * len(self.at)
+
+    def relay(self, part: Part, kind: str, bytes: int) -> None:
+        """Each rank needs what the rank before it has after the same part."""
+        for rank in range(len(self.at)):
+            if rank:
+                # One rank sends once; the hops follow one another.
+                hop = self._charge(kind, bytes, bytes if rank == 1 else 0)
+                self.at[rank] = max(self.at[rank], self.at[rank - 1] + hop)
+            self._spend(rank, part)
+
+    def _spend(self, rank: int, part: Part) -> None:
+        seconds = self._seconds(part)
+        self.at[rank] += seconds
+        self.busy[rank] += seconds
+
+    def _charge(self, kind: str, bytes: int, own: int | None = None) -> float:
+        """Note an exchange of ``bytes``, of which one rank has to do with ``own``."""
+        seconds = self._link.seconds(bytes)
+        total = self.exchanged.setdefault(kind, Exchanged())
+        total.count += 1
+        total.bytes += bytes if own is None else own
+        total.seconds += seconds
+        return seconds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What came out for one variant.
+
+    Attributes:
+        seconds: until the first token's logits.
+        slowest: what the busiest rank works.
+        exchanged: by kind of collective.
+    """
+
+    seconds: float
+    slowest: float
+    exchanged: Mapping[str, Exchanged]
+
+    @property
+    def exchange(self) -> float:
+        return sum(one.seconds for one in self.exchanged.values())
+
+    @property
+    def waiting(self) -> float:
+        """What is neither the busiest rank's work nor an exchange: waiting for other ranks."""
+        return max(0.0, self.seconds - self.slowest - self.exchange)
+
+    def bound(self, alone: float, world: int) -> float:
+        """No split is faster: an equal share of what one rank takes ``alone``, and the same exchanges."""
+        return alone / world + self.exchange
+
+
+def estimate(shape: StackShape, length: int, world: int, variant: Variant, link: Link, seconds: Seconds) -> Estimate:
+    """Play one prefill of ``length`` tokens through; ``world`` 1 is an engine without context parallelism.
+
+    Raises:
+        Unmeasured: from ``seconds``.
+    """
+    clocks = Clocks(world, link, seconds)
+    step = _Step(shape, length, world, variant, clocks)
+    for _ in range(shape.attention_layers):
+        for _ in range(shape.recurrent_per_attention):
+            step.recurrent()
+            step.experts()
+        step.attention()
+        step.experts()
+    step.ends()
+    return Estimate(max(clocks.at), max(clocks.busy), clocks.exchanged)
+
+
+def parts(shape: StackShape, length: int, world: int, variant: Variant) -> Iterator[Part]:
+    """The parts whose seconds :func:`estimate` will ask for, in their order; layers that are alike ask for the same."""
+    found: list[Part] = []
+
+    def note(part: Part) -> float:
+        found.append(part)
+        return 0.0
+
+    once = replace(shape, attention_layers=1, recurrent_per_attention=1)
+    estimate(once, length, world, variant, Link(1.0, 0.0), note)
+    yield from found
+
+
+class _Step:
+    """The layers of one step, as all ranks run them."""
+
+    def __init__(self, shape: StackShape, length: int, world: int, variant: Variant, clocks: Clocks) -> None:
+        self._shape = shape
+        self._length = length
+        self._world = world
+        self._variant = variant
+        self._clocks = clocks
+        self._rows = -(-length // world)
+        self._moved = QueryExchange(PcpPlan(world, (length,))).moved_rows if world > 1 else 0
+        self._queries = [self._attention_part(rank) for rank in range(world)]
+
+    def recurrent(self) -> None:
+        self._clocks.work(self._part("recurrent_in"))
+        mode = self._variant.recurrent if self._world > 1 else "alone"
+        {"alone": self._alone, "redundant": self._redundant, "relay": self._relay, "two_pass": self._two_pass}[mode]()
+        self._clocks.work(self._part("recurrent_out"))
+
+    def attention(self) -> None:
+        shape, clocks = self._shape, self._clocks
+        if self._world == 1:
+            clocks.work(self._part("attention_in_cached"), *self._queries, self._part("attention_out"))
+            return
+        clocks.work(self._part("attention_in"))
+        row = 2 * shape.kv_heads * shape.attention_size * shape.element_bytes
+        clocks.exchange("keys and values", self._ring(self._length * row))
+        clocks.work(self._part("write_keys", self._length))
+        moved = self._moved * shape.q_heads * shape.attention_size * shape.element_bytes
+        zigzag = self._variant.attention == "zigzag"
+        if zigzag:
+            clocks.work(self._part("move_queries"))
+            clocks.exchange("queries", moved)
+        clocks.work_each(self._queries)
+        if zigzag:
+            clocks.exchange("answers", moved)
+            clocks.work(self._part("move_queries"))
+        clocks.work(self._part("attention_out"))
+
+    def experts(self) -> None:
+        shape, clocks = self._shape, self._clocks
+        if self._world == 1 or self._variant.experts == "replicate":
+            clocks.work(self._part("experts"))
+            return
+        clocks.work(self._part("experts_in"))
+        row = shape.hidden * shape.element_bytes
+        logits = shape.experts * shape.element_bytes
+        clocks.exchange("experts' rows", self._ring(self._length * (row + logits)))
+        clocks.work(self._part("experts_share", self._length, self._world))
+        clocks.exchange("experts' sums", self._ring(self._length * row))
+
+    def ends(self) -> None:
+        """Embedding, last norm and the logits of the last row."""
+        if self._world > 1:
+            row = self._shape.hidden * self._shape.element_bytes
+            self._clocks.exchange("last row", self._ring(self._world * row))
+        self._clocks.work(self._part("ends"))
+
+    def _alone(self) -> None:
+        self._clocks.work(self._part("recurrent_scan"))
+
+    def _redundant(self) -> None:
+        """Every rank has all rows, and scans them."""
+        row = (self._shape.channels + 2 * self._shape.value_heads) * self._shape.element_bytes
+        self._clocks.exchange("recurrent rows", self._ring(self._length * row))
+        self._clocks.work(*(self._part(kind, self._length) for kind in ("restore_recurrent", "recurrent_scan")))
+
+    def _relay(self) -> None:
+        """A rank scans after the rank before it; then the last one tells all the final state, for which all wait."""
+        self._clocks.relay(self._part("recurrent_scan"), "states", self._shape.state_bytes)
+        self._clocks.exchange("final states", self._shape.state_bytes)
+
+    def _two_pass(self) -> None:
+        """All ranks at once: what their rows do to any state, then, from the composed states, the rows themselves."""
+        shape, clocks = self._shape, self._clocks
+        halo = (shape.taps - 1) * shape.channels * shape.element_bytes
+        clocks.exchange("halos", self._ring(self._world * halo))
+        clocks.work(self._part("recurrent_segment")._replace(kernels="auto"))
+        pair = 2 * shape.value_heads * shape.head_size**2 * STATE_BYTES
+        clocks.exchange("states", self._ring(self._world * pair))
+        clocks.work(Part("recurrent_compose", "auto", 0, self._world), self._part("recurrent_scan"))
+
+    def _part(self, kind: str, rows: int | None = None, world: int = 1) -> Part:
+        return Part(kind, self._variant.kernels, self._rows if rows is None else rows, world)
+
+    def _attention_part(self, rank: int) -> Part:
+        """Attention is the engine's in every variant."""
+        layout = self._variant.attention if self._world > 1 else "contiguous"
+        pieces = cut_pool(self._length, self._world, layout).pieces[rank]
+        runs = tuple((end - start, end) for start, end in pieces)
+        return Part("attention", "engine", sum(rows for rows, _ in runs), 1, runs)
+
+    def _ring(self, bytes: int) -> int:
+        return bytes * (self._world - 1) // self._world
