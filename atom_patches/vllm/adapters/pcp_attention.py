@@ -63,10 +63,13 @@ def gather_before_write(write: Callable[..., None]) -> Callable[..., None]:
     return do_kv_cache_update
 
 
-def answer_moved_queries(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def answer_moved_queries(
+    forward: Callable[..., torch.Tensor], *, writes_cache: bool = False
+) -> Callable[..., torch.Tensor]:
     """Wrap a backend's ``forward`` so that it answers the queries that the step gives to this rank.
 
-    The step's metadata describes those queries. Keys and values are in the cache already, or are passed on.
+    The step's metadata describes those queries. Where ``forward`` writes keys and values to the cache itself, it gets
+    the whole step's.
     """
 
     def answer(
@@ -82,6 +85,8 @@ def answer_moved_queries(forward: Callable[..., torch.Tensor]) -> Callable[..., 
         **kwargs: Any,
     ) -> torch.Tensor:
         step = current_split_step()
+        if step is not None and writes_cache:
+            key, value = gather_key_value(step, layer, key, value)
         if step is None or step.queries is None:
             return forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         collected = step.queries.collect(query)

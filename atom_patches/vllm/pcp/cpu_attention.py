@@ -9,7 +9,7 @@ Remove when: the CPU backend writes its cache in `do_kv_cache_update`, as the GP
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atom_patches.core import Patch
 from atom_patches.vllm.pcp._config import pcp_enabled
@@ -32,23 +32,6 @@ PATCH = Patch(
 @PATCH.around
 def gather_then_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Run the backend with gathered keys and values."""
-    from atom_patches.vllm.adapters.pcp_attention import answer_moved_queries, gather_key_value
-    from atom_patches.vllm.adapters.pcp_step import current_split_step
+    from atom_patches.vllm.adapters.pcp_attention import answer_moved_queries
 
-    answer = answer_moved_queries(original)
-
-    def forward(
-        self: Any,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        step = current_split_step()
-        if step is not None:
-            key, value = gather_key_value(step, layer, key, value)
-        return answer(self, layer, query, key, value, *args, **kwargs)
-
-    return forward
+    return answer_moved_queries(original, writes_cache=True)
