@@ -11,7 +11,7 @@ CORE_TESTS = $(wildcard tests/unit tests/ordering tests/drift tests/startup)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-core test-kernels test-vllm startup mutants lint typecheck
+.PHONY: help env demo test test-core test-kernels test-vllm startup mutants pcp-matrix lint typecheck
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -41,6 +41,9 @@ startup: env ## what being installed, and being armed, costs an interpreter
 
 mutants: env ## remove each guarded place in turn; a test must fail
 	@$(PY) tools/mutants.py $(ARGS)
+
+pcp-matrix: env ## PCP=2 to 8 against PCP=1 over models, traffic and settings, on the CPU (about 20 minutes on 2 cores)
+	@$(PY) tools/pcp_matrix.py $(ARGS)
 
 lint: env ## ruff
 	@$(PY) -m ruff check .
