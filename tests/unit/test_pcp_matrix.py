@@ -33,6 +33,8 @@ def inadmissible(one: tuple[str, str], other: tuple[str, str]) -> bool:
     model, gdn, moe, ranks = (pair.get(factor, "") for factor in ("model", "gdn", "moe", "ranks"))
     if model and gdn:
         return (gdn != NONE) != (model in HYBRID)
+    if model == "qwen3_next_heads" and pair.get("case") == "preemption":
+        return True
     if model and moe:
         return (moe != NONE) != (model in EXPERTS)
     if gdn and moe:
