@@ -100,7 +100,7 @@ def build_base(name: str, lock: Path) -> Path:
             return base
         started = time.monotonic()
         packages = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
-        say(f"building {base} (once; about 2 minutes, 2.7 GB)")
+        say(f"building {base} (once; about 2 minutes, 3.4 GB)")
         if base.exists():
             say("an earlier build was cut short: starting over")
             shutil.rmtree(base)

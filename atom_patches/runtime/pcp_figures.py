@@ -2,7 +2,8 @@
 
 Computed from the step's lengths and the model's dimensions by the functions that plan the step, not measured: where
 the scheduler runs there is no device. The scheduler does not know the batch's order, which decides where a cut falls
-when several prompts share a step; so what depends on that is exact for one prompt, and nearly so otherwise.
+when several prompts share a step; so what depends on that is exact for one prompt. With several it may be off, and
+where two modes cost nearly the same, the mode may be the other one.
 
 Bytes are those that one rank receives from the other ranks of its group, on average over the ranks.
 """

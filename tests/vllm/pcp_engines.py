@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.gdn_oracle import CLOSE, ROOT, Oracle, Prompt, environment, free_port, oracle, prompt, run_engines
-from tests.vllm.traffic import TOP
+from tests.vllm.traffic import BEGINS, TOP
 
 NEW = 10
 PATH = f"{ROOT}:{ROOT / 'tools'}"
@@ -70,6 +70,11 @@ def launch(
     ]  # fmt: skip
     results = run_engines(folder, [plans] * ranks, envs, "traffic.py", seconds, meanwhile)
     return {key: [result[i] for result in results] for i, key in enumerate(engines)}
+
+
+def log_of(folder: Path, results: dict[Any, list[dict[str, Any]]], key: Any, rank: int) -> str:
+    """What one engine of a launch wrote on one rank."""
+    return (folder / f"log{rank}.txt").read_text().split(BEGINS)[1 + list(results).index(key)]
 
 
 def single(

@@ -11,7 +11,7 @@ import pytest
 import train_recall
 
 from tests.vllm.gdn_oracle import ROOT, oracle
-from tests.vllm.pcp_engines import NEW, Engine, check_greedy, engine, launch, request, samples, single, wave
+from tests.vllm.pcp_engines import NEW, Engine, check_greedy, engine, launch, log_of, request, samples, single, wave
 from tests.vllm.pcp_waves import (
     ALONE,
     CACHING,
@@ -322,7 +322,7 @@ def test_a_backend_that_writes_its_cache_apart(two: Results, key: str) -> None:
 def test_queries_move_between_contiguous_rows(two: Results, folder_of_two: Path, key: str) -> None:
     """Both ranks keep contiguous rows and exchange queries."""
     for rank in range(len(two[key])):
-        log = (folder_of_two / f"log{rank}.txt").read_text()
+        log = log_of(folder_of_two, two, key, rank)
         assert re.search(r"split: rank \d of 2 runs .* pool rows \[\d+, \d+\), .* attention is zigzag by exchange", log)
         assert re.search(rf"layers\.3\.self_attn\.attn: rank {rank} sends [1-9]\d* queries away", log)
 
@@ -330,8 +330,7 @@ def test_queries_move_between_contiguous_rows(two: Results, folder_of_two: Path,
 @pytest.mark.parametrize("key", ["qwen3 zigzag"])
 def test_rows_of_a_dense_model_are_laid_in_zigzag(two: Results, folder_of_two: Path, key: str) -> None:
     """The first step spreads 192 rows: the first rank runs the first and the last 48 of them."""
-    assert two[key]
-    log = (folder_of_two / "log0.txt").read_text()
+    log = log_of(folder_of_two, two, key, 0)
     assert "rank 0 of 2 runs 97 rows of 193 (1 replicated, pool rows [0, 48) and [144, 192), 0 padded)" in log
 
 
@@ -345,7 +344,7 @@ def test_rows_of_a_dense_model_are_laid_in_zigzag(two: Results, folder_of_two: P
 )
 def test_recurrent_layers_run_as_asked(two: Results, folder_of_two: Path, key: str, mode: str) -> None:
     for rank in range(len(two[key])):
-        log = (folder_of_two / f"log{rank}.txt").read_text()
+        log = log_of(folder_of_two, two, key, rank)
         assert f"layers.0.linear_attn: rank {rank} runs its recurrence as {mode}" in log
 
 

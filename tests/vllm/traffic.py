@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+#: What stands in a log before the lines of each engine.
+BEGINS = "=== the next engine begins"
 TOP = 4
 Output = dict[str, Any]
 
@@ -179,6 +181,7 @@ def main() -> None:
     results = []
     for engine in json.loads(plan.read_text()):
         outer = dict(os.environ)
+        print(BEGINS, flush=True)
         results.append(run(engine))
         os.environ.clear()
         os.environ.update(outer)
