@@ -1,7 +1,7 @@
 """A small attention backend with the shape of FlashAttention and Triton: the cache is written apart from `forward`.
 
-Plain torch on the CPU. `install` makes vLLM choose it, and wraps its cache write and `forward` with the code that the
-patches of those backends use.
+Plain torch on the CPU. Its cache write and `forward` are wrapped with the code that the patches of those backends use,
+and `install` makes vLLM choose it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ class PagedImpl(CPUAttentionBackendImpl):
         return pages[0, :, :seq_len], pages[1, :, :seq_len]
 
 
+class GatheringImpl(PagedImpl):
+    """With the methods wrapped, once, however often the backend is installed."""
+
+    do_kv_cache_update = gather_before_write(PagedImpl.do_kv_cache_update)
+    forward = answer_moved_queries(PagedImpl.forward)
+
+
 class PagedBackend(CPUAttentionBackend):
     """Registered as the engine's custom backend."""
 
@@ -80,14 +87,12 @@ class PagedBackend(CPUAttentionBackend):
         return "CUSTOM"
 
     @staticmethod
-    def get_impl_cls() -> type[PagedImpl]:
-        return PagedImpl
+    def get_impl_cls() -> type[GatheringImpl]:
+        return GatheringImpl
 
 
 def install() -> None:
     """Make vLLM's CPU platform choose the backend, with the wrapped methods."""
-    PagedImpl.do_kv_cache_update = gather_before_write(PagedImpl.do_kv_cache_update)  # type: ignore[method-assign]
-    PagedImpl.forward = answer_moved_queries(PagedImpl.forward)  # type: ignore[method-assign]
     register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.PagedBackend")
     CpuPlatform.get_attn_backend_cls = classmethod(  # type: ignore[method-assign]
         lambda cls, *args, **kwargs: f"{__name__}.PagedBackend"
