@@ -363,7 +363,7 @@ FAULTS = (
     ),
     Fault(
         f"{KERNELS}/gdn_chain/_decode_triton.py",
-        f"{TESTS}/test_gdn_decode.py::test_padding",
+        f"{TESTS}/test_gdn_decode.py::test_drafts_of_padding",
         "cu_seqlens, conv_state, slots[:, 0], num_accepted, activation",
         "cu_seqlens, conv_state, slots[:, -1], num_accepted, activation",
     ),
@@ -436,8 +436,14 @@ FAULTS = (
     Fault(
         f"{KERNELS}/merge_attention/triton_impl.py",
         f"{TESTS}/test_merge_attention.py::test_lses_that_lie_far_apart[triton]",
-        "tl.load(from_b, mask=read_b, other=0.0).to(tl.float32) * (weight_b",
-        "tl.load(from_b, mask=read_b, other=0.0).to(tl.float32) * (weight_a",
+        "part_b.to(tl.float32) * (weight_b",
+        "part_b.to(tl.float32) * (weight_a",
+    ),
+    Fault(
+        f"{KERNELS}/merge_attention/triton_impl.py",
+        f"{TESTS}/test_merge_attention.py::test_what_a_part_without_keys_holds_does_not_count[1000000000-triton]",
+        "part_a = tl.where(counts_a, part_a, 0.0)",
+        "part_a = part_a",
     ),
     Fault(
         f"{KERNELS}/mla_attention/_kernels.py",
@@ -658,8 +664,8 @@ FAULTS = (
     Fault(
         f"{KERNELS}/sparse_indexer/_kernels.py",
         f"{TESTS}/test_sparse_indexer.py::test_ranges_that_begin_and_end_at_the_edges_of_tiles[triton]",
-        "(column >= begin) & (column < stop)",
-        "(column > begin) & (column < stop)",
+        "KEYS >= high)",
+        "KEYS >= high - 1)",
     ),
     Fault(
         f"{KERNELS}/sparse_indexer/_kernels.py",
@@ -670,8 +676,8 @@ FAULTS = (
     Fault(
         f"{KERNELS}/sparse_indexer/_kernels.py",
         f"{TESTS}/test_sparse_indexer.py::test_paged_logits_at_the_size_of_deepseek[triton]",
-        "covered = tl.cdiv(length, KEYS) * KEYS",
-        "covered = tl.cdiv(length, KEYS) * KEYS + 1",
+        "for first in tl.range(part * KEYS, length,",
+        "for first in tl.range(part * KEYS, length - 1,",
     ),
     Fault(
         f"{KERNELS}/sparse_indexer/_kernels.py",
@@ -768,5 +774,47 @@ FAULTS = (
         f"{TESTS}/test_vllm_fused_moe.py::test_padding_goes_to_an_expert_without_weight",
         "topk_weights.masked_fill(padding, 0.0)",
         "topk_weights",
+    ),
+    Fault(
+        "atom_patches/vllm/kernels/_gdn_prefill.py",
+        f"{TESTS}/test_vllm_gdn_prefill.py::test_sizes_that_vllms_preparation_compiles",
+        "power_of_two(ssm_state.shape[2]) !=",
+        "power_of_two(ssm_state.shape[3]) !=",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/merge_attention.py",
+        f"{TESTS}/test_sglang_bindings.py::test_parts_without_keys",
+        "torch.threshold(lse, NO_KEYS / 2, -torch.inf, out=marked)",
+        "marked.copy_(lse)",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/fused_moe.py",
+        f"{TESTS}/test_sglang_bindings.py::test_a_routing_bias_with_other_values_in_between",
+        "bias.float().contiguous(),",
+        "bias.float(),",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/causal_conv1d.py",
+        f"{TESTS}/test_sglang_bindings.py::test_products_are_rounded_to_the_inputs_dtype",
+        "product.itemsize < 4",
+        "product.itemsize < 2",
+    ),
+    Fault(
+        f"{KERNELS}/contract.py",
+        f"{TESTS}/test_benchmark.py::TestCheck::test_what_is_unspecified_may_be_anything",
+        "operation.unspecified(*arguments), 0.0",
+        "~operation.unspecified(*arguments), 0.0",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_topk.py",
+        f"{TESTS}/test_sparse_indexer.py::test_the_selection_looks_at_the_range_only[True-inf-triton]",
+        "stop = tl.minimum(begin + size, length)",
+        "stop = begin + size",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/bench.py",
+        f"{TESTS}/test_sparse_indexer.py::test_the_benchmark_selects_from_values_without_equals",
+        "return torch.special.ndtri((order + 0.5) / columns)",
+        "return _normal(device, rows, columns)",
     ),
 )

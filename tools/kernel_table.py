@@ -81,8 +81,8 @@ def _triton(name: str, path: Path) -> str:
     """Whether there is a kernel, and what was measured of it, if anything."""
     if name not in defined(path):
         return "–"
-    parts: list[str] = []
-    for file in sorted(MEASURED.glob("*/*.json")):
+    found: dict[str, list[str]] = {}
+    for file in sorted(MEASURED.glob("*/*.json"), reverse=True):
         table = json.loads(file.read_text(encoding="utf-8"))
         cases = [times for one in table["evidence"].get(name, {}).values() for times in one["microseconds"].values()]
         ratios = sorted(
@@ -92,10 +92,11 @@ def _triton(name: str, path: Path) -> str:
         )
         if ratios:
             span = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{ratios[0]:.2f}–{ratios[-1]:.2f}"
-            parts.append(f"{span} × {ENGINES.get(table['engine'], table['engine'])}, {table['gpu']}")
+            found.setdefault(table["gpu"], []).append(f"{span} × {ENGINES.get(table['engine'], table['engine'])}")
         elif any("triton" in times for times in cases):
-            parts.append(f"right on {table['gpu']}")
-    return "; ".join(parts) or "yes"
+            found.setdefault(table["gpu"], [])
+    cells = [f"{', '.join(spans)}, {gpu}" if spans else f"right on {gpu}" for gpu, spans in found.items()]
+    return "; ".join(cells) or "yes"
 
 
 def defined(path: Path) -> set[str]:

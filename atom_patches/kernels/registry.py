@@ -85,10 +85,11 @@ class Operation:
         shape_class: the arguments' class in the measured table, such as "bfloat16 d2048 rows<=16".
         tolerance: dtype name -> (relative, absolute) difference from the reference that a provider may have.
         reference_reads: whether the reference reads a tensor's data on the host, which a CUDA graph cannot capture.
+        unspecified: where the first output may hold anything, as a mask of its shape; None: nowhere.
         unmeasured: whom `auto` tries, in order, for shapes that were not measured on the GPU. The engine's kernel comes
             first, because it is never slower than itself, unless its binding has to wait for the device.
 
-    `reference`, `fake` and `shape_class` take the schema's arguments, all of them, by position.
+    `reference`, `fake`, `shape_class` and `unspecified` take the schema's arguments, all of them, by position.
     """
 
     package: str
@@ -99,6 +100,7 @@ class Operation:
     shape_class: Callable[..., str]
     tolerance: dict[str, tuple[float, float]]
     reference_reads: bool = False
+    unspecified: Callable[..., torch.Tensor] | None = None
     unmeasured: tuple[str, ...] = ("engine", "triton", "torch")
     _operator: torch._ops.OpOverload[..., Any] = field(init=False, repr=False)
 

@@ -9,12 +9,10 @@ import harness
 import pytest
 import torch
 
-if harness.GPU:
-    from triton.runtime.autotuner import Autotuner
+from tests import untuned
 
-    # Engines tune their kernels by compiling dozens of each; whether they are right, the first one shows.
-    _prune = Autotuner.prune_configs
-    Autotuner.prune_configs = lambda self, kwargs: list(_prune(self, kwargs))[:1]
+if harness.GPU:
+    untuned.install()
 
 #: Bytes of a GPU that a test may leave in the allocator for the next one.
 KEPT = 2**30

@@ -88,6 +88,20 @@ class TestCheck:
         assert reason in served.reason
         assert served.timing is None
 
+    def test_what_is_unspecified_may_be_anything(self, provide: Any) -> None:
+        def negative(x: Tensor, total: Tensor, by: float) -> Tensor:
+            return torch.where(x < 4, torch.nan, shift(x, total, by))
+
+        provide(triton=negative)
+        assert run("triton").providers["triton"].state == "wrong"
+        try:
+            object.__setattr__(PROBE, "unspecified", lambda x, total, by: x < 4)
+            assert run("triton").providers["triton"].state == "timed"
+            object.__setattr__(PROBE, "unspecified", lambda x, total, by: x < 3)
+            assert run("triton").providers["triton"].state == "wrong"
+        finally:
+            object.__setattr__(PROBE, "unspecified", None)
+
     def test_a_wrong_provider_does_not_spoil_the_inputs_of_the_next(self, provide: Any) -> None:
         provide(engine=lambda x, total, by: x.mul_(0), triton=shift)
         report = run("engine", "triton")

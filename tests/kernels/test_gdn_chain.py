@@ -195,6 +195,12 @@ def test_dense_half_precision_rows(provider: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+def test_sizes_that_are_no_powers_of_two(provider: str) -> None:
+    """Both fill up to 32: what vLLM's kernels serve, too."""
+    check(provider, draw([5, 66], key=20, value=30, seed=8, dtype=served(provider)))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
     "change",
     [{"has_initial_state": None}, {"activation": None}, {"null_slot": None, "slots": torch.tensor([0, 2])}],

@@ -74,9 +74,14 @@ def test_the_reference_is_the_formula() -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("provider", TWO)
 @harness.examples(6)
-@given(st.integers(0, 9), st.integers(1, 5), st.sampled_from([8, 72, 256]), st.integers(0, 2**31))
-def test_two_parts(provider: str, dtype: str, rows: int, heads: int, size: int, seed: int) -> None:
-    check_two(provider, *draw(2, rows, heads, size, dtype, seed))
+@given(
+    st.integers(0, 9), st.integers(1, 5), st.sampled_from([8, 72, 256]), st.sampled_from([0, 10**9]),
+    st.integers(0, 2**31),
+)  # fmt: skip
+def test_two_parts(provider: str, dtype: str, rows: int, heads: int, size: int, few: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_impl, "FEW_PAIRS", few)
+        check_two(provider, *draw(2, rows, heads, size, dtype, seed))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -121,7 +126,11 @@ def test_lses_that_lie_far_apart(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", OWN)
-def test_what_a_part_without_keys_holds_is_not_read(provider: str) -> None:
+@pytest.mark.parametrize("few", [0, 10**9])
+def test_what_a_part_without_keys_holds_does_not_count(
+    provider: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_impl, "FEW_PAIRS", few)
     outs, lses = draw(4, 6, 3, 64, "bfloat16", empty=0.5)
     outs[lses.isinf()] = math.nan
     check_two(provider, outs, lses)

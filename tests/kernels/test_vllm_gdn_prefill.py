@@ -42,6 +42,14 @@ def prepared(
     return q, k, v.unflatten(1, (-1, head_v_dim)), *gdn_gating(a, b, A_log, dt_bias)
 
 
+@pytest.mark.parametrize(("key", "value"), [(20, 30), (128, 128), (20, 7), (16, 33)])
+def test_sizes_that_vllms_preparation_compiles(key: int, value: int) -> None:
+    """It fills both up to powers of two, and fails to compile if these differ."""
+    verdict = binding.supports_gdn_prefill(*in_order(draw([4], key=key, value=value, dtype="bfloat16")))
+    assert verdict.ok == ((key, value) in ((20, 30), (128, 128)))
+    assert verdict.ok or "same power of two" in verdict.reason
+
+
 @pytest.mark.parametrize("null_slot", [0, None])
 @pytest.mark.parametrize(
     ("lengths", "slots"),

@@ -44,6 +44,11 @@ def test_a_measured_kernel_says_how_it_compares(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "GPU_1" / "vllm.json").write_text(json.dumps({"gpu": "GPU 1", "engine": "vllm", "evidence": found}))
     monkeypatch.setattr(kernel_table, "MEASURED", tmp_path)
     assert kernel_table._triton("norm", impl) == "0.75–2.00 × vLLM, GPU 1"
+    beside = {"norm": {"small": {"microseconds": {"a": {"engine": 9.0, "baseline": 3.0, "triton": 1.0}}}}}
+    (tmp_path / "GPU_1" / "sglang.json").write_text(
+        json.dumps({"gpu": "GPU 1", "engine": "sglang", "evidence": beside | {"alone": found["alone"]}})
+    )
+    assert kernel_table._triton("norm", impl) == "0.75–2.00 × vLLM, 3.00 × SGLang, GPU 1"
     assert kernel_table._triton("alone", impl) == "right on GPU 1"
     assert kernel_table._triton("unmeasured", impl) == "yes"
     assert kernel_table._triton("missing", impl) == "–"

@@ -15,6 +15,8 @@ from . import room_like
 
 LARGEST_HEAD = 1024
 MOST_PARTS = 1024
+#: Rows times heads up to which two parts are read at once with their weights: the bytes matter less than the wait.
+FEW_PAIRS = 4096
 
 
 def supports_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Verdict:
@@ -37,11 +39,12 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     if out.numel() == 0:
         return out, lse.fill_(-torch.inf)
     block = triton.next_power_of_2(size)
-    pairs = max(1, 2048 // block)
+    few = rows * heads <= FEW_PAIRS
+    pairs = max(1, (1024 if few else 2048) // block)
     _merge_two[(triton.cdiv(rows * heads, pairs),)](
         out, lse, out_a, lse_a, out_b, lse_b, rows * heads,
         *lse.stride(), *out_a.stride(), *lse_a.stride(), *out_b.stride(), *lse_b.stride(),
-        HEADS=heads, SIZE=size, BLOCK=block, PAIRS=pairs, num_warps=4,
+        HEADS=heads, SIZE=size, BLOCK=block, PAIRS=pairs, AT_ONCE=few, num_warps=4,
     )  # fmt: skip
     return out, lse
 
@@ -74,12 +77,20 @@ def merge_into(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
 def _merge_two(
     out, lse, out_a, lse_a, out_b, lse_b, pairs,
     lse_row, lse_head, a_row, a_head, a_dim, la_row, la_head, b_row, b_head, b_dim, lb_row, lb_head,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
+    """`AT_ONCE` reads both parts without waiting for their weights; else what has no weight is not read."""
     pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     real = pair < pairs
     row = pair // HEADS
     head = pair % HEADS
+    column = tl.arange(0, BLOCK)
+    inside = real[:, None] & (column < SIZE)[None, :]
+    from_a = out_a + (row * a_row + head * a_head)[:, None] + column[None, :] * a_dim
+    from_b = out_b + (row * b_row + head * b_head)[:, None] + column[None, :] * b_dim
+    if AT_ONCE:
+        part_a = tl.load(from_a, mask=inside, other=0.0)
+        part_b = tl.load(from_b, mask=inside, other=0.0)
     a = _empty_as_minus_inf(tl.load(lse_a + row * la_row + head * la_head, mask=real, other=float("-inf")))
     b = _empty_as_minus_inf(tl.load(lse_b + row * lb_row + head * lb_head, mask=real, other=float("-inf")))
     peak = tl.maximum(a, b)
@@ -89,16 +100,18 @@ def _merge_two(
     total = tl.where(peak == float("-inf"), 1.0, weight_a + weight_b)
     inverse = 1.0 / total
     tl.store(lse + row * lse_row + head * lse_head, peak + tl.log(total), mask=real)
-    column = tl.arange(0, BLOCK)
-    inside = column < SIZE
-    read_a = (weight_a > 0.0)[:, None] & inside[None, :]
-    read_b = (weight_b > 0.0)[:, None] & inside[None, :]
-    from_a = out_a + (row * a_row + head * a_head)[:, None] + column[None, :] * a_dim
-    from_b = out_b + (row * b_row + head * b_head)[:, None] + column[None, :] * b_dim
-    merged = tl.load(from_a, mask=read_a, other=0.0).to(tl.float32) * (weight_a * inverse)[:, None]
-    merged += tl.load(from_b, mask=read_b, other=0.0).to(tl.float32) * (weight_b * inverse)[:, None]
+    counts_a = (weight_a > 0.0)[:, None] & inside
+    counts_b = (weight_b > 0.0)[:, None] & inside
+    if AT_ONCE:
+        part_a = tl.where(counts_a, part_a, 0.0)
+        part_b = tl.where(counts_b, part_b, 0.0)
+    else:
+        part_a = tl.load(from_a, mask=counts_a, other=0.0)
+        part_b = tl.load(from_b, mask=counts_b, other=0.0)
+    merged = part_a.to(tl.float32) * (weight_a * inverse)[:, None]
+    merged += part_b.to(tl.float32) * (weight_b * inverse)[:, None]
     to = out + pair[:, None] * SIZE + column[None, :]
-    tl.store(to, merged.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
+    tl.store(to, merged.to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["parts", "lse_head", "lse_part_stride", "lse_head_stride"])

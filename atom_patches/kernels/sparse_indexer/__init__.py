@@ -22,9 +22,8 @@ Schema, T queries, H heads, D values a head, B blocks of P tokens, M blocks a re
     indexer_cache_gather  the keys of N requests, one behind the other as cu_seqlens_k [N + 1] (int32, from 0) says:
                           key [total, D], key_scale [total] float32; `total` is cu_seqlens_k[N].
     indexer_logits        key [S, D] float8_e4m3fn, key_scale [S] float32; query t sees the columns from start[t] up
-                          to end[t] ([T] int32): logits [T, S] float32, -inf elsewhere.
-    indexer_logits_paged  query t sees its request's tokens below lengths[t] ([T] int32): logits [T, max_seqlen_k],
-                          -inf elsewhere, everywhere for padding.
+                          to end[t] ([T] int32): logits [T, S] float32, whose rows lie `reference.row_pitch(S)` apart.
+    indexer_logits_paged  query t sees its request's tokens below lengths[t] ([T] int32): logits [T, max_seqlen_k].
     topk_indices          of each row of logits [T, S] the k largest of the columns from start[t] (None: 0) up to
                           end[t], as int32 [T, k] counted from start[t], ascending, then -1. -inf and NaN are never
                           taken; of equal values the lowest columns are (-0 equals 0). Not `stable`: any of the equal
@@ -32,7 +31,8 @@ Schema, T queries, H heads, D values a head, B blocks of P tokens, M blocks a re
     local_to_paged        indices [T, any] int32, positions within the request, to slots of the paged cache, int32;
                           -1 where the index is negative (all of them where the request is), and beyond the block table.
 
-What is outside a query's range is never read: it may hold NaN.
+What is outside a query's range is never read and need not be written: it may hold anything, NaN and infinities too. Of
+padding that is the whole row. `topk_indices` is given the same ranges, so that nobody has to clear the logits first.
 
 Source: DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2.1; the cache's layout is DeepGEMM's, as vLLM and SGLang use
 it.
@@ -129,7 +129,12 @@ def indexer_cache_gather(
 
 
 def _fake_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    return q.new_empty(q.shape[0], key.shape[0], dtype=torch.float32)
+    return q.new_empty(q.shape[0], reference.row_pitch(key.shape[0]), dtype=torch.float32)[:, : key.shape[0]]
+
+
+def _outside_ranges(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    column = torch.arange(key.shape[0], device=q.device)
+    return (column < start[:, None]) | (column >= end[:, None])
 
 
 def _logits_class(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> str:
@@ -145,11 +150,12 @@ INDEXER_LOGITS = Operation(
     fake=_fake_logits,
     shape_class=_logits_class,
     tolerance=TOLERANCE,
+    unspecified=_outside_ranges,
 )
 
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, *, start: Tensor, end: Tensor) -> Tensor:
-    """Score gathered keys: logits [T, S], -inf outside each query's range.
+    """Score gathered keys: logits [T, S], anything outside each query's range.
 
     Raises:
         ValueError: shapes that contradict the schema.
@@ -172,6 +178,19 @@ def _fake_paged(
     max_seqlen_k: int,
 ) -> Tensor:
     return q.new_empty(q.shape[0], max_seqlen_k, dtype=torch.float32)
+
+
+def _beyond_lengths(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    block_table: Tensor,
+    requests: Tensor | None,
+    lengths: Tensor,
+    max_seqlen_k: int,
+) -> Tensor:
+    seen = lengths if requests is None else lengths.masked_fill(requests < 0, 0)
+    return torch.arange(max_seqlen_k, device=q.device) >= seen[:, None]
 
 
 def _paged_class(
@@ -199,6 +218,7 @@ INDEXER_LOGITS_PAGED = Operation(
     shape_class=_paged_class,
     tolerance=TOLERANCE,
     reference_reads=True,
+    unspecified=_beyond_lengths,
 )
 
 
@@ -212,7 +232,7 @@ def indexer_logits_paged(
     max_seqlen_k: int,
     requests: Tensor | None = None,
 ) -> Tensor:
-    """Score the keys of each query's request where they lie: logits [T, max_seqlen_k], -inf from lengths[t] on.
+    """Score the keys of each query's request where they lie: logits [T, max_seqlen_k], anything from lengths[t] on.
 
     Raises:
         ValueError: shapes that contradict the schema.

@@ -80,30 +80,25 @@ def _score(key, scale, q, weights):
     return tl.sum(tl.maximum(scores, 0.0) * weights[None, :], 1) * scale
 
 
-@jit(do_not_specialize=["tokens", "columns"])
+@jit(do_not_specialize=["tokens", "columns", "out_row"])
 def logits_ragged(
     q, key, key_scale, weights, start, end, out, tokens, columns, heads, size,
-    q_token, q_head, key_row, scale_stride, weights_token, weights_head, start_stride, end_stride,
+    q_token, q_head, key_row, scale_stride, weights_token, weights_head, start_stride, end_stride, out_row,
     FP8: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys against TOKENS queries, one after the other."""
+    """A tile of keys against TOKENS queries, one after the other; a tile that none of them sees is left alone."""
     first = tl.program_id(1) * TOKENS
-    column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    stored = column < columns
     token = first + tl.arange(0, TOKENS)
     listed = token < tokens
     begins = tl.load(start + token.to(tl.int64) * start_stride, mask=listed, other=0)
     ends = tl.load(end + token.to(tl.int64) * end_stride, mask=listed, other=0)
-    fitting = tl.minimum(TOKENS, tokens - first)
-    wide_first = first.to(tl.int64)
-    line = out + wide_first * columns + column
     low = tl.min(tl.where(begins < ends, begins, columns))
     high = tl.max(tl.where(begins < ends, ends, 0))
     if (tl.program_id(0) * KEYS >= high) | (tl.program_id(0) * KEYS + KEYS <= low):
-        for t in range(0, fitting):
-            tl.store(line + t * columns, tl.full((KEYS,), float("-inf"), tl.float32), mask=stored)
         return
+    column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    stored = column < columns
     head = tl.arange(0, H)
     d = tl.arange(0, D)
     at = (column.to(tl.int64) * key_row)[:, None] + d[None, :]
@@ -112,17 +107,14 @@ def logits_ragged(
     x = _typed(x, FP8)
     q_at = (head * q_head)[:, None] + d[None, :]
     q_inside = (head < heads)[:, None] & (d < size)[None, :]
+    wide_first = first.to(tl.int64)
     q += wide_first * q_token
     weights += wide_first * weights_token
-    start += wide_first * start_stride
-    end += wide_first * end_stride
-    for t in tl.range(0, fitting, num_stages=STAGES):
+    out += wide_first * out_row
+    for t in tl.range(0, tl.minimum(TOKENS, tokens - first), num_stages=STAGES):
         query = _typed(tl.load(q + t * q_token + q_at, mask=q_inside, other=0), FP8)
         factor = tl.load(weights + t * weights_token + head * weights_head, mask=head < heads, other=0.0)
-        begin = tl.load(start + t * start_stride)
-        stop = tl.load(end + t * end_stride)
-        result = tl.where((column >= begin) & (column < stop), _score(x, scale, query, factor), float("-inf"))
-        tl.store(line + t * columns, result, mask=stored)
+        tl.store(out + t * out_row + column, _score(x, scale, query, factor), mask=stored)
 
 
 @jit(do_not_specialize=["columns", "table_row"])
@@ -133,7 +125,7 @@ def logits_paged(
     HAS_REQUESTS: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr,
     D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One query; its tiles of keys are dealt out to the programs of the second axis, and so is the rest of its row."""
+    """One query; its tiles of keys are dealt out to the programs of the second axis."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     parts = tl.num_programs(1)
@@ -161,12 +153,7 @@ def logits_paged(
         at = (block * values_block + place * size)[:, None] + d[None, :]
         x = _typed(tl.load(values + at, mask=inside[:, None] & (d < size)[None, :], other=0), FP8)
         scale = tl.load(scales + block * scales_block + place, mask=inside, other=0.0)
-        result = tl.where(inside, _score(x, scale, query, factor), float("-inf"))
-        tl.store(line + position, result, mask=position < columns)
-    covered = tl.cdiv(length, KEYS) * KEYS
-    for first in range(covered + part * 1024, columns, parts * 1024):
-        position = first + tl.arange(0, 1024)
-        tl.store(line + position, tl.full((1024,), float("-inf"), tl.float32), mask=position < columns)
+        tl.store(line + position, _score(x, scale, query, factor), mask=inside)
 
 
 @jit(do_not_specialize=["blocks", "table_row"])

@@ -23,6 +23,8 @@ from torch.nn.functional import pad
 from atom_patches.kernels.aiter_binding import Function, first, ocp_e4m3
 from atom_patches.kernels.registry import YES, Verdict, no
 
+from .reference import empty_logits
+
 _VLLM = "vllm-project/vllm v0.20.2 vllm/v1/attention/ops/rocm_aiter_mla_sparse.py"
 WRITE = Function(
     "aiter.ops.cache:indexer_k_quant_and_cache",
@@ -104,11 +106,12 @@ def supports_indexer_logits(
 
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    if not q.shape[0] or not key.shape[0]:
-        return torch.full((q.shape[0], key.shape[0]), -torch.inf, device=q.device)
+    logits = empty_logits(q.shape[0], key.shape[0], q.device)
+    if not logits.numel():
+        return logits
     function = LOGITS if LOGITS.verdict().ok else LOGITS_OLD
     rows = (x.to(torch.int32).contiguous() for x in (start, end))
-    return function(q, key, key_scale.contiguous(), weights, *rows).contiguous()
+    return logits.copy_(function(q, key, key_scale.contiguous(), weights, *rows))
 
 
 def supports_indexer_logits_paged(

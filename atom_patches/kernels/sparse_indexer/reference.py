@@ -46,14 +46,14 @@ def indexer_cache_gather(cache: Tensor, block_table: Tensor, cu_seqlens_k: Tenso
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
     """See the package's schema."""
-    logits = torch.empty(q.shape[0], key.shape[0], dtype=torch.float32, device=q.device)
+    logits = empty_logits(q.shape[0], key.shape[0], q.device)
     wide = key.float()
     column = torch.arange(key.shape[0], device=q.device)
     for first in range(0, q.shape[0], CHUNK):
         some = slice(first, first + CHUNK)
         inside = (column >= start[some, None]) & (column < end[some, None])
         scored = _score(q[some], wide[None], key_scale[None], weights[some])
-        logits[some] = scored.masked_fill(~inside, -math.inf)
+        logits[some] = scored.masked_fill(~inside, math.nan)
     return logits
 
 
@@ -69,7 +69,7 @@ def indexer_logits_paged(
     """See the package's schema."""
     values, scales = parts_of(cache)
     page = cache.shape[1]
-    logits = torch.full((q.shape[0], max_seqlen_k), -math.inf, dtype=torch.float32, device=q.device)
+    logits = torch.full((q.shape[0], max_seqlen_k), math.nan, dtype=torch.float32, device=q.device)
     owners = range(q.shape[0]) if requests is None else requests.tolist()
     for t, (owner, length) in enumerate(zip(owners, lengths.tolist(), strict=True)):
         if owner < 0:
@@ -110,6 +110,17 @@ def local_to_paged(indices: Tensor, requests: Tensor | None, block_table: Tensor
     block = block_table[owner.clamp_min(0)[:, None], column.masked_fill(~real, 0)].long()
     slots = block * block_size + indices.long() % block_size
     return slots.masked_fill(~real, -1).int()
+
+
+def row_pitch(columns: int) -> int:
+    """From one row of the ragged logits to the next: what DeepGEMM leaves for its last tile of keys, so that its result
+    is ours as it is."""
+    return -(-(columns + 256) // 8) * 8
+
+
+def empty_logits(queries: int, columns: int, device: torch.device) -> Tensor:
+    """Ragged logits in the layout that is promised."""
+    return torch.empty(queries, row_pitch(columns), dtype=torch.float32, device=device)[:, :columns]
 
 
 def parts_of(cache: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from atom_patches.kernels.launch import backend, converts_e4m3, has_fp8_dot, pro
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import _kernels, _topk
-from .reference import parts_of
+from .reference import empty_logits, parts_of
 
 LARGEST_SIZE = 256
 #: The most values a program of the selection holds.
@@ -63,14 +63,14 @@ def supports_indexer_logits(
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
     tokens, heads, size = q.shape
     columns = key.shape[0]
-    logits = torch.empty(tokens, columns, dtype=torch.float32, device=q.device)
+    logits = empty_logits(tokens, columns, q.device)
     if not logits.numel():
         return logits
     keys, together, warps, stages = _ragged_config()
     _kernels.logits_ragged[(triton.cdiv(columns, keys), triton.cdiv(tokens, together))](
         q.view(torch.uint8), key.view(torch.uint8), key_scale, weights, start, end, logits,
         tokens, columns, heads, size, q.stride(0), q.stride(1), key.stride(0), key_scale.stride(0), *weights.stride(),
-        start.stride(0), end.stride(0),
+        start.stride(0), end.stride(0), logits.stride(0),
         FP8=has_fp8_dot(), KEYS=keys, TOKENS=together, H=_padded(heads), D=_padded(size), STAGES=stages,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -1,5 +1,8 @@
 """SGLang's causal convolution: its Triton kernel for prefill, its CUDA kernel, which works in place, for decode.
 
+The kernel for prefill rounds each product to the inputs' dtype before it adds it: half precision is refused here, but
+not within a whole layer, whose tolerance has room for it.
+
 Written against SGLang 0.5.17.
 """
 
@@ -7,6 +10,7 @@ Written against SGLang 0.5.17.
 
 from __future__ import annotations
 
+import torch
 from sglang.srt.layers.attention.mamba.causal_conv1d import causal_conv1d_fn
 from sglang.srt.layers.attention.mamba.causal_conv1d import causal_conv1d_update as update_in_place
 from torch import Tensor
@@ -26,6 +30,21 @@ def supports_causal_conv1d(
     has_initial_state: Tensor | None,
     *_: object,
 ) -> Verdict:
+    product = torch.promote_types(x.dtype, weight.dtype)
+    if product.itemsize < 4:
+        return no(f"SGLang's kernel rounds each product to {product}, where the operator sums in float32")
+    return supports_prefill(x, weight, bias, cu_seqlens, state, has_initial_state)
+
+
+def supports_prefill(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    has_initial_state: Tensor | None,
+) -> Verdict:
+    """Whether SGLang's kernel runs at all."""
     if has_initial_state is None or not has_initial_state.is_contiguous() or not cu_seqlens.is_contiguous():
         return no("SGLang's prefill convolution reads contiguous cu_seqlens and has_initial_state")
     if x.stride(0) == 1:

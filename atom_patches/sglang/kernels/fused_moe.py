@@ -57,7 +57,7 @@ def moe_routing(
         bias = torch.zeros(logits.shape[1], dtype=torch.float32, device=logits.device)
     return moe_fused_gate(
         logits.contiguous(),
-        bias.float(),
+        bias.float().contiguous(),
         top_k,
         scoring_func=scoring,
         renormalize=renormalize,

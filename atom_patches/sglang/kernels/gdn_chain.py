@@ -48,9 +48,7 @@ def supports_gdn_prefill(
     activation: str | None,
     null_slot: int | None,
 ) -> Verdict:
-    found = conv.supports_causal_conv1d(
-        mixed_qkv, conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state
-    )
+    found = conv.supports_prefill(mixed_qkv, conv_weight, conv_bias, cu_seqlens, conv_state, has_initial_state)
     if found.ok and scale != ssm_state.shape[3] ** -0.5:
         found = no("SGLang's prefill has one scale, K ** -0.5")
     if found.ok:

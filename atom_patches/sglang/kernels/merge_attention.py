@@ -13,6 +13,9 @@ from torch import Tensor
 
 from atom_patches.kernels.registry import YES, Verdict, no
 
+NO_KEYS = -1e30
+"""Instead of -inf: of two such parts, whose outputs are 0, SGLang's kernel would divide zero by zero."""
+
 
 def supports_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Verdict:
     if not out_a.numel():
@@ -25,11 +28,16 @@ def supports_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b:
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    out, lse = timed_merge_attention(out_a, lse_a, out_b, lse_b)
-    # Where neither part has keys the kernel divides zero by zero.
-    empty = lse_a.isinf() & lse_b.isinf()
-    lse = lse.masked_fill(empty, -torch.inf)
-    return out.masked_fill(empty[:, :, None], 0.0), lse.mT.contiguous().mT
+    out, lse = merge_state_v2(out_a, _finite(lse_a), out_b, _finite(lse_b))
+    rows, heads = lse.shape
+    marked = torch.empty(heads, rows, dtype=torch.float32, device=lse.device).mT
+    return out, torch.threshold(lse, NO_KEYS / 2, -torch.inf, out=marked)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """A copy, contiguous, in which `NO_KEYS` marks a part without keys."""
+    room = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    return torch.nan_to_num(lse, nan=torch.nan, posinf=NO_KEYS, neginf=NO_KEYS, out=room)
 
 
 def timed_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from vllm.model_executor.layers.fla.ops import fused_post_conv_prep
 
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.rows import power_of_two
 
 from . import causal_conv1d as conv
 from ._gated_delta_chunk import supports_plan, supports_rule, timed_chunk_gated_delta_rule
@@ -46,7 +47,9 @@ def supports_gdn_prefill(
         return no("vLLM's kernel wants a and b contiguous in their last dimension")
     if A_log.stride(0) != 1 or dt_bias.stride(0) != 1:
         return no("vLLM's kernel wants A_log and dt_bias contiguous")
-    convolves = conv.supports_causal_conv1d(
+    if power_of_two(ssm_state.shape[2]) != power_of_two(ssm_state.shape[3]):
+        return no("vLLM's preparation compiles only where values and keys fill up to the same power of two")
+    convolves = conv.supports_prefill(
         mixed_qkv, conv_weight, conv_bias, cu_seqlens, conv_state, slots, has_initial_state, activation, null_slot
     )
     verdicts = (convolves, supports_rule(mixed_qkv.shape[0], ssm_state.shape[3], mixed_qkv), supports_plan(cu_seqlens))

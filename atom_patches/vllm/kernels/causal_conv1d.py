@@ -1,7 +1,9 @@
 """vLLM's own causal convolution, as its GatedDeltaNet layers call it.
 
 vLLM convolves decoded rows in place, leaves the output rows of padding unwritten, and knows one padding slot only. What
-the operators promise beyond that costs a little more; the `timed_` functions are the calls that vLLM makes.
+the operators promise beyond that costs a little more; the `timed_` functions are the calls that vLLM makes. Its kernels
+round each product to the inputs' dtype before they add it: half precision is refused here, but not within a whole
+layer, whose tolerance has room for it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,24 @@ def supports_causal_conv1d(
     activation: str | None,
     null_slot: int | None,
 ) -> Verdict:
+    exact = supports_precision(x, weight)
+    if not exact.ok:
+        return exact
+    return supports_prefill(x, weight, bias, cu_seqlens, state, slots, has_initial_state, activation, null_slot)
+
+
+def supports_prefill(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor | None,
+    activation: str | None,
+    null_slot: int | None,
+) -> Verdict:
+    """Whether vLLM's kernel runs at all."""
     check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, count_sequences(cu_seqlens))
     check_per_sequence("has_initial_state", has_initial_state, slots.shape[0])
@@ -96,7 +116,8 @@ def supports_causal_conv1d_update(
 ) -> Verdict:
     check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, x.shape[0])
-    return supports_filter(x, weight, bias, state)
+    exact = supports_precision(x, weight)
+    return supports_filter(x, weight, bias, state) if exact.ok else exact
 
 
 def causal_conv1d_update(
@@ -148,7 +169,8 @@ def supports_causal_conv1d_verify(
     check_filter(x, weight, bias, activation)
     check_pool(weight, state, slots, count_sequences(cu_seqlens))
     check_per_sequence("num_accepted", num_accepted, slots.shape[0])
-    return supports_filter(x, weight, bias, state, cu_seqlens, num_accepted)
+    exact = supports_precision(x, weight)
+    return supports_filter(x, weight, bias, state, cu_seqlens, num_accepted) if exact.ok else exact
 
 
 def causal_conv1d_verify(
@@ -210,6 +232,14 @@ def clear_padding(y: Tensor, cu_seqlens: Tensor, real: Tensor) -> Tensor:
     return torch.where(owned.view(-1, *[1] * (y.dim() - 1)), y, torch.zeros((), dtype=y.dtype, device=y.device))
 
 
+def supports_precision(x: Tensor, weight: Tensor) -> Verdict:
+    """Whether the products are as precise as the operators promise."""
+    product = torch.promote_types(x.dtype, weight.dtype)
+    if product.itemsize < 4:
+        return no(f"vLLM's kernel rounds each product to {product}, where the operator sums in float32")
+    return YES
+
+
 def supports_filter(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *vectors: Tensor) -> Verdict:
     if weight.shape[1] not in (2, 3, 4):
         return no(f"vLLM's kernel has no filter of {weight.shape[1]} taps")
@@ -269,6 +299,7 @@ __all__ = [
     "supports_causal_conv1d_update",
     "supports_causal_conv1d_verify",
     "supports_filter",
+    "supports_prefill",
     "timed_causal_conv1d",
     "timed_causal_conv1d_update",
     "timed_causal_conv1d_verify",

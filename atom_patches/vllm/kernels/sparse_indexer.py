@@ -1,9 +1,7 @@
 """vLLM's sparse indexer on NVIDIA GPUs: its cache and selection kernels, and DeepGEMM for the logits.
 
-What is outside a query's range is cleared here, which vLLM spares itself, because its selection goes by the range:
-DeepGEMM does it for the ragged logits, a pass over the paged ones does it there. DeepGEMM's rows may be longer than
-what it returns of them; here they are not. The `timed_` functions are the calls that vLLM makes, but for the plan of
-the paged logits: vLLM makes it once a step for all layers, here it is made in every call.
+The plan of the paged logits is made in every call here, by vLLM once a step for all layers. Logits whose rows DeepGEMM
+lays out in another way than the operator promises are copied: paged ones of a width that is no multiple of 256.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.attention.backends.mla.sparse_utils import triton_convert_req_index_to_global_index
 
 from atom_patches.kernels.registry import YES, Verdict, no
+from atom_patches.kernels.sparse_indexer.reference import empty_logits, row_pitch
 
 SIZE, PAGE, HEADS = 128, 64, (32, 64)
 #: What vLLM gives its selection to work in.
@@ -74,14 +73,10 @@ def supports_indexer_logits(
 
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    found = deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=True)
-    return found.contiguous()
-
-
-def timed_indexer_logits(
-    q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor
-) -> Tensor:
-    return deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=False)
+    found = deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=False)
+    if found.stride() == (row_pitch(key.shape[0]), 1):
+        return found
+    return empty_logits(q.shape[0], key.shape[0], q.device).copy_(found)
 
 
 def supports_indexer_logits_paged(
@@ -113,23 +108,9 @@ def indexer_logits_paged(
     lengths: Tensor,
     max_seqlen_k: int,
 ) -> Tensor:
-    found = timed_indexer_logits_paged(q, cache, weights, block_table, requests, lengths, max_seqlen_k)
-    unseen = torch.arange(max_seqlen_k, device=q.device) >= lengths.unsqueeze(-1)
-    return found.masked_fill_(unseen, -torch.inf).contiguous()
-
-
-def timed_indexer_logits_paged(
-    q: Tensor,
-    cache: Tensor,
-    weights: Tensor,
-    block_table: Tensor,
-    requests: Tensor | None,
-    lengths: Tensor,
-    max_seqlen_k: int,
-) -> Tensor:
     seen = lengths.unsqueeze(-1)
     plan = deep_gemm.get_paged_mqa_logits_metadata(seen, PAGE, num_compute_units(q.device.index or 0))
-    return deep_gemm.fp8_fp4_paged_mqa_logits(
+    found = deep_gemm.fp8_fp4_paged_mqa_logits(
         (q.unsqueeze(1), None),
         cache.view(torch.uint8).unsqueeze(-2),
         weights,
@@ -139,6 +120,7 @@ def timed_indexer_logits_paged(
         max_model_len=max_seqlen_k,
         clean_logits=False,
     )
+    return found.contiguous()
 
 
 def supports_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Verdict:
