@@ -24,13 +24,18 @@ SHARE = 0.9
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for: a shape, prompt lengths, numbers of ranks, whose kernels, and the link to assume."""
+    """What is asked for: a shape, prompt lengths, numbers of ranks, whose kernels, and the link to assume.
+
+    Attributes:
+        only: as for :func:`pcp_model.variants`.
+    """
 
     shape: StackShape
     lengths: tuple[int, ...]
     worlds: tuple[int, ...]
     kernels: tuple[str, ...]
     link: Link
+    only: frozenset[str] = frozenset()
 
     def parts(self) -> list[Part]:
         """Every part that has to be measured, once; what belongs to short prompts first."""
@@ -40,13 +45,15 @@ class Question:
                 for part in pcp_model.parts(self.shape, length, 1, alone(kernels)):
                     found[part.measured()[0]] = None
             for world in self.worlds:
-                for variant in self.variants():
+                for variant in self.variants(world):
                     for part in pcp_model.parts(self.shape, length, world, variant):
                         found[part.measured()[0]] = None
         return list(found)
 
-    def variants(self) -> list[Variant]:
-        return [variant for kernels in self.kernels for variant in pcp_model.variants(kernels)]
+    def variants(self, world: int) -> list[Variant]:
+        """What can be run on so many ranks."""
+        wanted = [variant for kernels in self.kernels for variant in pcp_model.variants(kernels, self.only)]
+        return [variant for variant in wanted if pcp_model.runs(self.shape, world, variant)]
 
 
 def alone(kernels: str) -> Variant:
@@ -98,6 +105,19 @@ class Answer:
         else:
             self.times[part] = found
 
+    def include(self, other: Answer) -> None:
+        """Take what another run measured.
+
+        Raises:
+            ValueError: it ran on another device, or with other versions.
+        """
+        for what in ("device", "versions"):
+            theirs, ours = getattr(other.machine, what), getattr(self.machine, what)
+            if theirs != ours:
+                raise ValueError(f"its {what} is {theirs}, and this machine's {ours}. Measure everything here.")
+        self.times |= other.times
+        self.served |= {part: other.served[part] for part in other.times}
+
     def brief(self, part: Part) -> str:
         """What was found about a part, in a line."""
         if part in self.problems:
@@ -123,7 +143,7 @@ class Answer:
         """Every length, number of ranks and variant."""
         for length in self.question.lengths:
             for world in self.question.worlds:
-                for variant in self.question.variants():
+                for variant in self.question.variants(world):
                     yield self._row(length, world, variant)
 
     def _row(self, length: int, world: int, variant: Variant) -> Row:

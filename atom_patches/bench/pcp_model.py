@@ -2,7 +2,8 @@
 
 The step is played through, layer by layer, on one clock a rank. A part of the work moves a rank's clock by the seconds
 that were measured for it; a collective lets all ranks meet and then takes ``latency + bytes / bandwidth``; a relay lets
-each rank wait for the one before it. Nothing else overlaps, and the host's own time is left out.
+each rank wait for the one before it, while the ranks before go on until all meet again. Nothing else overlaps, and the
+host's own time is left out.
 
 A collective's bytes are the most that one rank sends, or receives, if every rank has to do with every byte once: the
 ``(N - 1) / N`` of the whole that a ring passes through each link.
@@ -19,12 +20,10 @@ from atom_patches.runtime.link import Link
 from atom_patches.runtime.pcp import PcpPlan
 from atom_patches.runtime.pcp_attention_split import QueryExchange
 from atom_patches.runtime.pcp_cuts import Layout, cut_pool
+from atom_patches.runtime.pcp_gdn_cost import GdnShape, admissible, two_pass_bytes
 
 ROW_LIMIT = 65536
 """A part with more rows is measured with so many, and counted in proportion: its work grows with its rows."""
-
-STATE_BYTES = 4
-"""Recurrent states are float32."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,9 @@ class StackShape:
         return self.attention_layers * self.recurrent_per_attention
 
     @property
-    def channels(self) -> int:
-        """Columns of the convolution: queries, keys and values."""
-        return (2 * self.key_heads + self.value_heads) * self.head_size
-
-    @property
-    def state_bytes(self) -> int:
-        """A recurrent state and the convolution's last inputs."""
-        state = self.value_heads * self.head_size**2 * STATE_BYTES
-        return state + (self.taps - 1) * self.channels * self.element_bytes
+    def gdn(self) -> GdnShape:
+        """A GatedDeltaNet layer."""
+        return GdnShape(self.key_heads, self.value_heads, self.head_size, self.head_size, self.taps, self.element_bytes)
 
 
 SHAPES = {
@@ -90,7 +83,7 @@ class Part(NamedTuple):
     Attributes:
         kind: which work; ``bench.pcp_parts`` has one builder a kind.
         kernels: whose: ``engine`` or ``auto``.
-        rows: rows that go in.
+        rows: rows that go in; none where they do not matter.
         world: ranks, where the work depends on them; else 1.
         pieces: of attention, (queries, keys) of each run of rows.
     """
@@ -115,7 +108,8 @@ class Variant(NamedTuple):
         attention: how the queries of full attention are cut.
         recurrent: how GatedDeltaNet layers run.
         experts: ``replicate``: every rank has all experts, for its own rows; ``ep``: a share of them, for all rows.
-        kernels: ``engine`` or ``auto``.
+        kernels: ``engine``; ``auto``; or ``overlay``: this package's scans in an engine that is else as it is, which is
+            what a patched engine runs.
     """
 
     attention: Layout
@@ -123,24 +117,46 @@ class Variant(NamedTuple):
     experts: str
     kernels: str
 
+    def kernels_of(self, kind: str) -> str:
+        """Whose kernels a kind of part runs: some kinds have no others."""
+        if kind in OWN or (kind in SCANS and self.kernels == "overlay"):
+            return "auto"
+        return "engine" if self.kernels == "overlay" else self.kernels
+
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
-RECURRENT = ("redundant", "relay", "two_pass")
+RECURRENT = ("redundant", "relay", "two_pass", "head_all_to_all")
 EXPERTS = ("replicate", "ep")
+SCANS = ("recurrent_scan",)
+OWN = ("recurrent_segment", "recurrent_enter", "recurrent_heads", "deal_out_heads", "collect_heads")
 
 
-def variants(kernels: str) -> list[Variant]:
-    """All ways to run a split prefill with these kernels."""
-    return [Variant(*choice, kernels) for choice in product(LAYOUTS, RECURRENT, EXPERTS)]
+def variants(kernels: str, only: frozenset[str] = frozenset()) -> list[Variant]:
+    """The ways to run a split prefill with these kernels; of each kind those in `only`, or all if it has none."""
+    ways = [[way for way in kind if way in only] or kind for kind in (LAYOUTS, RECURRENT, EXPERTS)]
+    return [Variant(*choice, kernels) for choice in product(*ways)]  # type: ignore[arg-type]
+
+
+def runs(shape: StackShape, world: int, variant: Variant) -> bool:
+    """Whether the shape can be run so on so many ranks."""
+    return variant.recurrent != "head_all_to_all" or admissible("head_all_to_all", world, shape.gdn)
 
 
 @dataclass
 class Exchanged:
-    """What the collectives of one kind cost in a step; ``bytes`` of one rank."""
+    """What the exchanges of one kind cost in a step.
+
+    Attributes:
+        count: exchanges.
+        bytes: of one rank.
+        seconds: of all of them.
+        all_meet: whether every rank takes part in each, and so spends those seconds; else some only wait for others.
+    """
 
     count: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    all_meet: bool = True
 
 
 class Unmeasured(LookupError):
@@ -176,14 +192,14 @@ class Clocks:
 
     def exchange(self, kind: str, bytes: int) -> None:
         """All ranks meet, and a collective begins."""
-        self.at = [max(self.at) + self._charge(kind, bytes)] * len(self.at)
+        self.at = [max(self.at) + self._charge(kind, bytes, bytes)] * len(self.at)
 
     def relay(self, part: Part, kind: str, bytes: int) -> None:
-        """Each rank needs what the rank before it has after the same part."""
+        """Each rank needs what the rank before it has after the same part; a rank that has sent goes on."""
         for rank in range(len(self.at)):
             if rank:
                 # One rank sends once; the hops follow one another.
-                hop = self._charge(kind, bytes, bytes if rank == 1 else 0)
+                hop = self._charge(kind, bytes, bytes if rank == 1 else 0, all_meet=False)
                 self.at[rank] = max(self.at[rank], self.at[rank - 1] + hop)
             self._spend(rank, part)
 
@@ -192,12 +208,12 @@ class Clocks:
         self.at[rank] += seconds
         self.busy[rank] += seconds
 
-    def _charge(self, kind: str, bytes: int, own: int | None = None) -> float:
+    def _charge(self, kind: str, bytes: int, own: int, all_meet: bool = True) -> float:
         """Note an exchange of ``bytes``, of which one rank has to do with ``own``."""
         seconds = self._link.seconds(bytes)
-        total = self.exchanged.setdefault(kind, Exchanged())
+        total = self.exchanged.setdefault(kind, Exchanged(all_meet=all_meet))
         total.count += 1
-        total.bytes += bytes if own is None else own
+        total.bytes += own
         total.seconds += seconds
         return seconds
 
@@ -218,15 +234,17 @@ class Estimate:
 
     @property
     def exchange(self) -> float:
-        return sum(one.seconds for one in self.exchanged.values())
+        """What the exchanges take in which all ranks meet."""
+        return sum(one.seconds for one in self.exchanged.values() if one.all_meet)
 
     @property
     def waiting(self) -> float:
-        """What is neither the busiest rank's work nor an exchange: waiting for other ranks."""
+        """What is neither the busiest rank's work nor such an exchange: waiting for other ranks, and for a state."""
         return max(0.0, self.seconds - self.slowest - self.exchange)
 
     def bound(self, alone: float, world: int) -> float:
-        """No split is faster: an equal share of what one rank takes ``alone``, and the same exchanges."""
+        """No split is faster, unless more rows take more than their share: an equal share of what one rank takes
+        ``alone``, and the exchanges in which all meet."""
         return alone / world + self.exchange
 
 
@@ -270,14 +288,20 @@ class _Step:
         self._world = world
         self._variant = variant
         self._clocks = clocks
-        self._rows = -(-length // world)
-        self._moved = QueryExchange(PcpPlan(world, (length,))).moved_rows if world > 1 else 0
+        self._plan = PcpPlan(world, (length,))
+        self._rows = self._plan.slice_size
+        self._moved = QueryExchange(self._plan).moved_rows if world > 1 else 0
         self._queries = [self._attention_part(rank) for rank in range(world)]
 
     def recurrent(self) -> None:
         self._clocks.work(self._part("recurrent_in"))
-        mode = self._variant.recurrent if self._world > 1 else "alone"
-        {"alone": self._alone, "redundant": self._redundant, "relay": self._relay, "two_pass": self._two_pass}[mode]()
+        ways = {
+            "redundant": self._redundant,
+            "relay": self._relay,
+            "two_pass": self._two_pass,
+            "head_all_to_all": self._heads,
+        }
+        (ways[self._variant.recurrent] if self._world > 1 else self._alone)()
         self._clocks.work(self._part("recurrent_out"))
 
     def attention(self) -> None:
@@ -313,7 +337,9 @@ class _Step:
         clocks.exchange("experts' sums", self._ring(self._length * row))
 
     def ends(self) -> None:
-        """Embedding, last norm and the logits of the last row."""
+        """Embedding, last norm and the logits of the last row; the last rank's states for all that lack them."""
+        if self._world > 1 and self._variant.recurrent in ("relay", "two_pass"):
+            self._clocks.exchange("final states", self._shape.recurrent_layers * self._shape.gdn.slot_bytes)
         if self._world > 1:
             row = self._shape.hidden * self._shape.element_bytes
             self._clocks.exchange("last row", self._ring(self._world * row))
@@ -324,27 +350,39 @@ class _Step:
 
     def _redundant(self) -> None:
         """Every rank has all rows, and scans them."""
-        row = (self._shape.channels + 2 * self._shape.value_heads) * self._shape.element_bytes
-        self._clocks.exchange("recurrent rows", self._ring(self._length * row))
+        self._clocks.exchange("recurrent rows", self._ring(self._length * self._shape.gdn.row_bytes))
         self._clocks.work(*(self._part(kind, self._length) for kind in ("restore_recurrent", "recurrent_scan")))
 
     def _relay(self) -> None:
-        """A rank scans after the rank before it; then the last one tells all the final state, for which all wait."""
-        self._clocks.relay(self._part("recurrent_scan"), "states", self._shape.state_bytes)
-        self._clocks.exchange("final states", self._shape.state_bytes)
+        """A rank scans after the rank before it. Nobody needs the final state before the step's end."""
+        self._clocks.relay(self._part("recurrent_scan"), "states", self._shape.gdn.slot_bytes)
 
     def _two_pass(self) -> None:
-        """All ranks at once: what their rows do to any state, then, from the composed states, the rows themselves."""
-        shape, clocks = self._shape, self._clocks
-        halo = (shape.taps - 1) * shape.channels * shape.element_bytes
-        clocks.exchange("halos", self._ring(self._world * halo))
-        clocks.work(self._part("recurrent_segment")._replace(kernels="auto"))
-        pair = 2 * shape.value_heads * shape.head_size**2 * STATE_BYTES
-        clocks.exchange("states", self._ring(self._world * pair))
-        clocks.work(Part("recurrent_compose", "auto", 0, self._world), self._part("recurrent_scan"))
+        """All ranks at once: what their rows do to any state, then, from the composed states, the rows themselves.
+
+        The last rank composes most, of all ranks' states but the first one's and its own.
+        """
+        halos, states = ((self._world - 1) * sent for sent in two_pass_bytes(self._plan, self._shape.gdn))
+        self._clocks.exchange("halos", halos)
+        self._clocks.work(self._part("recurrent_segment"))
+        self._clocks.exchange("states", states)
+        if self._world > 2:
+            self._clocks.work(self._part("recurrent_enter", 0, self._world))
+        self._clocks.work(self._part("recurrent_scan"))
+
+    def _heads(self) -> None:
+        """Every rank has all rows of its share of the heads, and scans them."""
+        gdn, clocks = self._shape.gdn, self._clocks
+        assert runs(self._shape, self._world, self._variant), "ask `runs` first"
+        clocks.work(self._part("deal_out_heads", world=self._world))
+        clocks.exchange("rows by heads", self._ring(self._rows * gdn.row_bytes))
+        clocks.work(self._part("recurrent_heads", self._length, self._world))
+        clocks.exchange("outputs by heads", self._ring(self._rows * gdn.output_bytes))
+        clocks.work(self._part("collect_heads", world=self._world))
+        clocks.exchange("final states by heads", self._ring(gdn.slot_bytes))
 
     def _part(self, kind: str, rows: int | None = None, world: int = 1) -> Part:
-        return Part(kind, self._variant.kernels, self._rows if rows is None else rows, world)
+        return Part(kind, self._variant.kernels_of(kind), self._rows if rows is None else rows, world)
 
     def _attention_part(self, rank: int) -> Part:
         """Attention is the engine's in every variant."""

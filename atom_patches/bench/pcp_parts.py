@@ -24,6 +24,7 @@ from atom_patches.kernels.gdn_chain.prefill import GDN_PREFILL, GDN_PREFILL_SEGM
 from atom_patches.kernels.paged_attention import PAGED_ATTENTION
 from atom_patches.kernels.qk_norm_rope_cache import QK_NORM_ROPE_CACHE
 from atom_patches.kernels.registry import Operation
+from atom_patches.runtime.pcp_gdn import head_channels
 
 EPS = 1e-6
 POSITIONS = 65536
@@ -102,7 +103,7 @@ class Parts:
 
     def _recurrent_in(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
         s = self._shape
-        wide = self._weight(s.channels + s.value_heads * s.head_size, s.hidden)
+        wide = self._weight(s.gdn.channels + s.value_heads * s.head_size, s.hidden)
 
         def call(x: Tensor, residual: Tensor, norm: Tensor, wide: Tensor, gates: Tensor) -> Any:
             y, _ = kernels(ADD_RMS_NORM, x, residual, norm, EPS, False)
@@ -127,9 +128,47 @@ class Parts:
             s.key_heads, s.head_size, EPS, "silu", 0,
         )  # fmt: skip
 
-    def _recurrent_compose(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
+    def _deal_out_heads(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
         s = self._shape
-        square = (part.world, s.value_heads, s.head_size, s.head_size)
+        sizes = (s.key_heads, s.value_heads, s.head_size, s.head_size)
+        channels = head_channels(*sizes, part.world).to(self._device)
+        gates = [self._normal(part.rows, s.value_heads) for _ in range(2)]
+
+        def call(qkv: Tensor, channels: Tensor, *gates: Tensor) -> Tensor:
+            shares = [qkv[:, channels], *(gate.unflatten(1, (part.world, -1)) for gate in gates)]
+            return torch.cat(shares, dim=2).transpose(0, 1).contiguous()
+
+        return call, self._normal(part.rows, s.gdn.channels), channels, *gates
+
+    def _recurrent_heads(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
+        """All rows, as they were received, of one rank's share of the heads."""
+        s, world = self._shape, part.world
+        qkv, a, b, weight, conv_state, slots, resumed, starts, decay, bias = self._recurrence(part.rows, world)
+        heads = s.value_heads // world
+        state = torch.randn(2, heads, s.head_size, s.head_size, device=self._device)
+
+        def call(received: Tensor, *rest: Any) -> Tensor:
+            parts = received.split([qkv.shape[1], heads, heads], dim=1)
+            return kernels(GDN_PREFILL, *(one.contiguous() for one in parts), *rest)
+
+        return (
+            call, torch.cat([qkv, a, b], dim=1), weight, None, conv_state, state, slots, resumed, starts, decay, bias,
+            s.head_size**-0.5, EPS, "silu", 0,
+        )  # fmt: skip
+
+    def _collect_heads(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
+        s = self._shape
+        received = self._normal(part.world, part.rows, s.value_heads // part.world, s.head_size)
+
+        def call(received: Tensor, output: Tensor) -> None:
+            output.copy_(received.transpose(0, 1).flatten(1, 2))
+
+        return call, received, self._normal(part.rows, s.value_heads, s.head_size)
+
+    def _recurrent_enter(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
+        """As the last rank composes the state that it goes on from."""
+        s = self._shape
+        square = (part.world - 2, s.value_heads, s.head_size, s.head_size)
 
         def call(state: Tensor, ends: Tensor, maps: Tensor) -> Tensor:
             for end, through in zip(ends, maps, strict=True):
@@ -144,7 +183,7 @@ class Parts:
         values = s.value_heads * s.head_size
         core = self._normal(part.rows, s.value_heads, s.head_size)
         # The gate is a part of the projection's output.
-        gate = self._normal(part.rows, s.channels + values)[:, s.channels :].unflatten(1, core.shape[1:])
+        gate = self._normal(part.rows, s.gdn.channels + values)[:, s.gdn.channels :].unflatten(1, core.shape[1:])
 
         def call(core: Tensor, gate: Tensor, norm: Tensor, out: Tensor) -> Tensor:
             y = kernels(GATED_RMS_NORM, core, gate, norm, EPS, "silu")
@@ -154,10 +193,10 @@ class Parts:
 
     def _restore_recurrent(self, part: Part, kernels: Kernels) -> tuple[Any, ...]:
         s = self._shape
-        received = self._normal(part.rows, s.channels + 2 * s.value_heads)
+        received = self._normal(part.rows, s.gdn.channels + 2 * s.value_heads)
 
         def call(received: Tensor, index: Tensor) -> Any:
-            sizes = [s.channels, s.value_heads, s.value_heads]
+            sizes = [s.gdn.channels, s.value_heads, s.value_heads]
             return kernels(GATHER_ROWS, list(received.split(sizes, dim=1)), [], index, False)
 
         return call, received, torch.arange(part.rows, device=self._device)
@@ -310,16 +349,21 @@ class Parts:
         hidden = self._shape.hidden
         return self._normal(rows, hidden), self._normal(rows, hidden), self._ones(hidden)
 
-    def _recurrence(self, rows: int) -> tuple[Tensor, ...]:
-        """A sequence that goes on from a state: all arguments but the recurrent states themselves."""
+    def _recurrence(self, rows: int, shares: int = 1) -> tuple[Tensor, ...]:
+        """A sequence that goes on from a state: all arguments but the recurrent states themselves.
+
+        Args:
+            shares: into which the heads are dealt out, one of which this is.
+        """
         s, device = self._shape, self._device
-        a, b = self._normal(rows, s.value_heads), self._normal(rows, s.value_heads)
+        heads, channels = s.value_heads // shares, s.gdn.channels // shares
+        a, b = self._normal(rows, heads), self._normal(rows, heads)
         return (
-            self._normal(rows, s.channels), a, b, self._normal(s.channels, s.taps) * s.taps**-0.5,
-            self._normal(2, s.taps - 1, s.channels).mT,
+            self._normal(rows, channels), a, b, self._normal(channels, s.taps) * s.taps**-0.5,
+            self._normal(2, s.taps - 1, channels).mT,
             torch.ones(1, device=device, dtype=torch.int32), torch.ones(1, device=device, dtype=torch.bool),
             torch.tensor([0, rows], dtype=torch.int32).to(device),
-            torch.rand(s.value_heads, device=device).mul(16).add(1e-3).log(), torch.ones(s.value_heads, device=device),
+            torch.rand(heads, device=device).mul(16).add(1e-3).log(), torch.ones(heads, device=device),
         )  # fmt: skip
 
     def _cache(self, keys: int) -> tuple[Tensor, Tensor]:
@@ -342,7 +386,8 @@ class Parts:
 
 
 KINDS = (
-    "recurrent_in", "recurrent_scan", "recurrent_segment", "recurrent_compose", "recurrent_out", "restore_recurrent",
+    "recurrent_in", "recurrent_scan", "recurrent_segment", "recurrent_enter", "recurrent_out", "restore_recurrent",
+    "deal_out_heads", "recurrent_heads", "collect_heads",
     "attention_in", "attention_in_cached", "write_keys", "move_queries", "attention", "attention_out",
     "experts", "experts_in", "experts_share", "ends",
 )  # fmt: skip

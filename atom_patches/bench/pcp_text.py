@@ -53,11 +53,13 @@ def _preface(answer: Answer) -> Iterator[str]:
     )
     yield (
         "rank: the busiest rank's work; vs stock: over one rank with the engine's kernels; vs same: over one rank with "
-        "the variant's own; bound: an equal share of the latter plus the exchanges; share: of the bound."
+        "the variant's own; bound: an equal share of the latter plus the exchanges in which all meet; share: of the "
+        "bound."
     )
     yield (
-        "Attention is the engine's everywhere, and the first of two passes this package's. Norms have plain weights. "
-        "The relay waits for the last rank's scan in every layer, as the final states are shared there. experts: "
+        "Kernels: overlay are the engine's with this package's scans, as a patched engine runs them. Attention is the "
+        "engine's everywhere, and the first of two passes this package's. Norms have plain weights. In a relay all "
+        "meet in full attention, and where experts exchange rows; the final states are shared at the end. experts: "
         "replicate runs a rank's rows through all experts, ep all rows through a share of them (the busiest rank's); "
         "the faster one is shown, both are in --json."
     )
@@ -112,12 +114,12 @@ def _summary(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
                 mine = [r for r in rows if (r.length, r.world, r.variant.kernels) == (length, world, kernels)]
                 best = _fastest(mine)
                 if best is None:
-                    yield f"  {length:>9,} tokens, {world} ranks, {kernels:<6}  not measured"
+                    yield f"  {length:>9,} tokens, {world} ranks, {kernels:<7}  not measured"
                     continue
                 v = best.variant
                 gained = f"{best.same:.2f} ({best.stock:.2f} over stock), {best.share:.0%} of the bound"
                 yield (
-                    f"  {length:>9,} tokens, {world} ranks, {kernels:<6}  {gained}  {_verdict(answer, best)}  "
+                    f"  {length:>9,} tokens, {world} ranks, {kernels:<7}  {gained}  {_verdict(answer, best)}  "
                     f"{v.attention}, {v.recurrent}, {v.experts}"
                 )
 

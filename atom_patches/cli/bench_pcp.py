@@ -44,7 +44,19 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--shape", choices=tuple(LENGTHS), default="qwen3.6-35b-a3b", help="the model's dimensions")
     parser.add_argument("--lengths", type=_numbers, help="prompt lengths, separated by commas")
     parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8), help="numbers of ranks (2,4,8)")
-    parser.add_argument("--kernels", choices=("both", "engine", "auto"), default="both", help="whose the ranks run")
+    parser.add_argument(
+        "--kernels",
+        choices=("all", "engine", "overlay", "auto"),
+        default="all",
+        help="whose the ranks run; overlay: the engine's, and this package's scans",
+    )
+    parser.add_argument(
+        "--only",
+        type=_words,
+        default=frozenset(),
+        metavar="WAY,...",
+        help="only these ways to split, of each kind (zigzag,relay,replicate)",
+    )
     parser.add_argument("--engine", choices=(*arming.ENGINES, "none"), help="whose kernels one rank runs")
     parser.add_argument(
         "--link-bandwidth",
@@ -64,7 +76,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu: the references, to try the benchmark")
     parser.add_argument("--no-warm", action="store_true", help="do not compile everything first, in parallel processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
-    parser.add_argument("--parts", type=Path, metavar="FILE", help="measure nothing: take the parts of this --json")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument("--parts", type=Path, metavar="FILE", help="measure nothing: take the parts of this --json")
+    earlier.add_argument("--more", type=Path, metavar="FILE", help="measure only what this --json lacks")
     parser.set_defaults(run=run)
 
 
@@ -90,6 +104,9 @@ def _measured(arguments: argparse.Namespace, question: Question) -> Answer | Non
     from atom_patches.kernels import suite
 
     begin, needed = time.monotonic(), question.parts()
+    known = None if arguments.more is None else _read(arguments.more, question)
+    if known is not None:
+        needed = [part for part in needed if part not in known.times]
     setup = suite.Setup(arguments.device, _engine(arguments), ())
     # Processes that follow reuse what one of them found out about a kernel's configurations.
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
@@ -102,6 +119,8 @@ def _measured(arguments: argparse.Namespace, question: Question) -> Answer | Non
         raise CommandError(str(error)) from error
     answer = Answer(question, running.machine)
     try:
+        if known is not None:
+            answer.include(known)
         if setup.device != "cpu" and not arguments.no_warm:
             _warm(setup, question, needed, begin)
         for number, (part, key) in enumerate(zip(needed, running.cases, strict=True), 1):
@@ -113,6 +132,8 @@ def _measured(arguments: argparse.Namespace, question: Question) -> Answer | Non
             _progress(f"[{number}/{len(needed)}, {passed:.0f} s] {key.operation}  {key.label}  {answer.brief(part)}")
             if number % 8 == 0:
                 _write(arguments.json, answer, finished=False)
+    except ValueError as error:
+        raise CommandError(f"--more {arguments.more}: {error}") from error
     except suite.SuiteError as error:
         answer.interrupted = f"after {len(answer.times)} of {len(needed)} parts: {error}"
     except KeyboardInterrupt:
@@ -128,7 +149,7 @@ def _read(path: Path, question: Question) -> Answer:
     try:
         return pcp_answer.restored(json.loads(path.read_text(encoding="utf-8")), question)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise CommandError(f"--parts {path}: not a file that `bench pcp --json` wrote ({error}).") from error
+        raise CommandError(f"{path}: not a file that `bench pcp --json` wrote ({error}).") from error
 
 
 def _write(path: Path | None, answer: Answer, finished: bool = True) -> None:
@@ -143,12 +164,16 @@ def _write(path: Path | None, answer: Answer, finished: bool = True) -> None:
 
 def _question(arguments: argparse.Namespace) -> Question:
     from atom_patches.bench.pcp_answer import Question
-    from atom_patches.bench.pcp_model import SHAPES
+    from atom_patches.bench.pcp_model import EXPERTS, LAYOUTS, RECURRENT, SHAPES
 
     shape = SHAPES[arguments.shape]
     if arguments.device == "cpu" and arguments.shape != "tiny":
         raise CommandError("--device cpu serves --shape tiny only: the references would take hours at this shape.")
-    kernels = ("engine", "auto") if arguments.kernels == "both" else (arguments.kernels,)
+    kernels = ("engine", "overlay", "auto") if arguments.kernels == "all" else (arguments.kernels,)
+    only: frozenset[str] = arguments.only
+    ways = {*LAYOUTS, *RECURRENT, *EXPERTS}
+    if not only <= ways:
+        raise CommandError(f"--only takes some of {', '.join(sorted(ways))}, got {', '.join(sorted(only - ways))}.")
     lengths: tuple[int, ...] = arguments.lengths or LENGTHS[arguments.shape]
     worlds: tuple[int, ...] = arguments.worlds
     if min(worlds) < 2 or max(worlds) > shape.experts:
@@ -156,7 +181,7 @@ def _question(arguments: argparse.Namespace) -> Question:
     if min(lengths) < 2 * max(worlds):
         raise CommandError(f"--lengths must be at least {2 * max(worlds)}, two rows a rank, got {min(lengths)}.")
     link = Link(arguments.link_bandwidth * 1e9, arguments.link_latency * 1e-6)
-    return Question(shape, tuple(sorted(lengths)), tuple(sorted(worlds)), kernels, link)
+    return Question(shape, tuple(sorted(lengths)), tuple(sorted(worlds)), kernels, link, only)
 
 
 def _engine(arguments: argparse.Namespace) -> str | None:
@@ -181,6 +206,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0, separated by commas, are needed")
     return found
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
 
 
 def _positive(text: str) -> float:

@@ -1,4 +1,4 @@
-"""What a collective is assumed to take: the one place that says how fast ranks reach each other."""
+"""What a collective takes: the one place that says how fast ranks reach each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Link:
     """Between any two ranks of one host.
 
-    The defaults are assumptions, not measurements: NVLink of an H200 as far as collectives use it, and a small
+    The bandwidth was measured between two H200 over NVLink, NCCL's all-gather and all-reduce of 256 MiB without
+    multicast (benchmarks/link-h200-2026-11-30.md); smaller messages reach less. The latency is assumed: a small
     collective among up to eight GPUs.
 
     Attributes:
@@ -17,7 +18,7 @@ class Link:
         latency: seconds that any collective takes besides.
     """
 
-    bandwidth: float = 350e9
+    bandwidth: float = 240e9
     latency: float = 20e-6
 
     def seconds(self, received: float) -> float:

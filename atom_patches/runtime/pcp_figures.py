@@ -179,11 +179,12 @@ def _recurrent_bytes(plan: PcpPlan, gdn: GdnShape | None, mode: str) -> int:
     ranks, others = plan.world_size, plan.world_size - 1
     if mode == "redundant":
         return others * plan.slice_size * gdn.row_bytes
+    final = others * len(plan.pooled) * gdn.slot_bytes
     if mode == "two_pass":
-        return others * sum(two_pass_bytes(plan, gdn))
+        return others * sum(two_pass_bytes(plan, gdn)) + final // ranks
     if mode == "relay":
         handed_on = sum(plan.receives_state(rank) for rank in range(ranks))
-        return (handed_on + others * len(plan.pooled)) * gdn.slot_bytes // ranks
+        return (handed_on * gdn.slot_bytes + final) // ranks
     rows = plan.slice_size * (gdn.row_bytes + gdn.output_bytes)
     return others * (rows + len(plan.pooled) * gdn.slot_bytes) // ranks
 

@@ -4,13 +4,14 @@ Whatever state ``S`` a segment of rows starts from, the rows do the same to it (
 
     S_end = N + S_start @ E          N [V, K], E [K, K]
 
-So ranks find ``N`` and ``E`` of their segments at the same time, and once all are known, each rank computes every
-state at every cut by itself. A convolution reaches back a few rows only, which are exchanged as they are.
+A cut lies inside one request at most, so only a rank's *last* segment matters to the ranks after it. Where that segment
+begins its request, its end state is known at once; where it is the middle of a request, it is the rank's only segment,
+and the rank finds ``N`` and ``E``. All do so at the same time, and then each rank composes the state that it goes on
+from. A convolution reaches back a few rows only, which are exchanged as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,84 +20,67 @@ from atom_patches.runtime.pcp import PcpPlan
 
 
 @dataclass(frozen=True)
-class TailExchange:
+class HaloExchange:
     """Which convolution inputs cross from rank to rank, and where each is found afterwards.
 
-    A causal convolution of ``past + 1`` taps needs the ``past`` rows before each segment, and leaves the last ``past``
-    rows of each request as its state. Segments may be shorter than that, so these rows may lie on several ranks, or
-    before this step. They are all found in one *table*: first what the ranks sent, rank by rank, then the earlier rows
-    of the pooled requests, ``past`` a request.
+    A causal convolution of ``past + 1`` taps needs the ``past`` rows before a rank's first segment, if that goes on
+    with a request. Slices may be shorter than that, so these rows may lie on several ranks, or before this step. Each
+    rank finds them in a *table*: first what the ranks sent, rank by rank, then the ``past`` earlier rows of that
+    request.
 
     Attributes:
         send_rows: per rank, the local rows to send; equally many on every rank, at least 1.
-        halos: per rank, the table rows before each of its segments, oldest first, int64 ``[segments, past]``.
-        tails: the table rows that end each pooled request, oldest first, int64 ``[pooled, past]``.
+        halos: per rank, the table rows before its slice, oldest first, int64 ``[past]``; empty if it goes on with none.
     """
 
     send_rows: tuple[tuple[int, ...], ...]
     halos: tuple[torch.Tensor, ...]
-    tails: torch.Tensor
 
     @classmethod
-    def of(cls, plan: PcpPlan, past: int) -> TailExchange:
+    def of(cls, plan: PcpPlan, past: int) -> HaloExchange:
         """Plan the exchange for a convolution that takes ``past`` rows before its own."""
-        wanted = sorted({row for request, end in _cuts(plan) for row in _before(plan, request, end, past)})
+        cuts = {rank: plan.segments(rank)[0] for rank in ranks_that_go_on(plan)}
+        wanted = sorted({row for s in cuts.values() for row in _before(plan, s.request, s.start, past)})
         exchange = plan.exchange(wanted)
         sent = len(exchange.send_rows[0]) * plan.world_size
         # Wanted rows are all pooled, so the exchange keeps their order; the earlier rows are counted behind them.
-        place = {row: index for index, row in enumerate(wanted)}
-        table = torch.cat([exchange.gathered_rows, sent + torch.arange(len(plan.pooled) * past)])
+        place = {row: int(at) for row, at in zip(wanted, exchange.gathered_rows, strict=True)}
 
-        def table_rows(ends: Iterable[tuple[int, int]]) -> torch.Tensor:
-            rows = [entry(request, row) for request, end in ends for row in range(end - past, end)]
-            return table[torch.tensor(rows, dtype=torch.int64)].view(-1, past)
-
-        def entry(request: int, row: int) -> int:
-            if row >= 0:
-                return place[plan.query_start_loc[request] + row]
+        def table_row(request: int, row: int) -> int:
             # Row -1 is the newest of the request's earlier rows, so the last of them.
-            return len(wanted) + (plan.group_order[request] + 1) * past + row
+            return place[plan.query_start_loc[request] + row] if row >= 0 else sent + past + row
 
-        return cls(
-            send_rows=exchange.send_rows,
-            halos=tuple(
-                table_rows((s.request, s.start) for s in plan.segments(rank)) for rank in range(plan.world_size)
-            ),
-            tails=table_rows((request, plan.query_lens[request]) for request in plan.pooled),
+        halos = (
+            [table_row(cuts[rank].request, row) for row in range(cuts[rank].start - past, cuts[rank].start)]
+            if rank in cuts
+            else []
+            for rank in range(plan.world_size)
         )
+        return cls(exchange.send_rows, tuple(torch.tensor(rows, dtype=torch.int64) for rows in halos))
 
 
-def states_per_rank(plan: PcpPlan) -> int:
-    """The most segments of one rank: every rank sends as many states, so that all send the same."""
-    return max(len(plan.segments(rank)) for rank in range(plan.world_size))
+def ranks_that_go_on(plan: PcpPlan) -> tuple[int, ...]:
+    """Ranks whose first segment goes on with a request of the rank before."""
+    return tuple(rank for rank in range(plan.world_size) if plan.receives_state(rank))
 
 
-def compose(plan: PcpPlan, ends: torch.Tensor, maps: torch.Tensor) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-    """The states at the cuts and at the requests' ends.
+def entering_state(plan: PcpPlan, rank: int, ends: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """The state that the first segment of ``rank`` goes on from, ``[heads, V, K]``.
 
     Args:
-        ends: ``[ranks, states_per_rank, heads, V, K]``: the state after each segment, from the request's own state
-            where the segment begins the request, from zero where it goes on from the rank before.
-        maps: ``[ranks, heads, K, K]``: what each rank's first segment does to the state it goes on from; not read
-            where that segment begins a request.
-
-    Returns:
-        by rank, the state that its first segment goes on from, for ranks where it goes on; and the final state of every
-        pooled request, ``[pooled, heads, V, K]``.
+        rank: one that goes on with a request.
+        ends: ``[ranks, heads, V, K]``: the state after each rank's last segment, from the request's own state where the
+            segment begins the request, else from zero.
+        maps: ``[ranks, heads, K, K]``: what that segment does to the state it goes on from; not read where it begins
+            the request. Neither is read of ranks whose last segment ends its request.
     """
-    entering: dict[int, torch.Tensor] = {}
-    final: list[torch.Tensor] = []
-    carried = ends[0, 0]
-    for rank in range(plan.world_size):
-        for place, segment in enumerate(plan.segments(rank)):
-            end = ends[rank, place]
-            if not segment.starts_request:
-                entering[rank] = carried
-                end = end + carried @ maps[rank]
-            if segment.ends_request:
-                final.append(end)
-            carried = end
-    return entering, torch.stack(final)
+    first = rank - 1
+    while plan.receives_state(first) and len(plan.segments(first)) == 1:
+        first -= 1
+    state = ends[first]
+    for between in range(first + 1, rank):
+        state = torch.baddbmm(ends[between], state, maps[between])
+    return state
 
 
 def head_channels(key_heads: int, value_heads: int, key_size: int, value_size: int, ranks: int) -> torch.Tensor:
@@ -114,13 +98,6 @@ def head_channels(key_heads: int, value_heads: int, key_size: int, value_size: i
     keys = torch.arange(key_heads * key_size).view(ranks, -1)
     values = torch.arange(value_heads * value_size).view(ranks, -1)
     return torch.cat([keys, key_heads * key_size + keys, 2 * key_heads * key_size + values], dim=1)
-
-
-def _cuts(plan: PcpPlan) -> Iterator[tuple[int, int]]:
-    """The (request, row) before which rows are wanted: where a rank goes on with a request, and where one ends."""
-    for rank in range(plan.world_size):
-        yield from ((s.request, s.start) for s in plan.segments(rank) if not s.starts_request)
-    yield from ((request, plan.query_lens[request]) for request in plan.pooled)
 
 
 def _before(plan: PcpPlan, request: int, end: int, past: int) -> range:

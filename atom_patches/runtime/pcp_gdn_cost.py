@@ -1,16 +1,18 @@
 """What each way to run a GatedDeltaNet layer in a split step costs, and so which one `auto` takes.
 
-With R rows on the slowest rank, T rows in the pool, P ranks and n states a rank, one layer takes
+With R rows on the slowest rank, T rows in the pool, C rows of those that other ranks go on from, and P ranks, one layer
+takes
 
     redundant        gather(R * row bytes)                                         + T * core
-    relay            the longest chain of ranks that wait for each other's state   + a broadcast of final states a rank
-    two_pass         gather(tails) + R * segment + gather(n * state + map)         + R * core
+    relay            R * fused + the longest wait of one rank for the next / layers in a row + final states
+    two_pass         gather(halo) + C * segment + gather(state + map)              + R * fused + final states
     head_all_to_all  scatter(R * row bytes) + max(T * fused / P, longest * depth)  + scatter(R * output bytes)
                      + gather(states / P)
 
-where a collective takes a latency and what a rank receives over the bandwidth of its link. `relay` sums what it really
-waits for: a rank scans once the rank before it has, and the final states, which every rank needs, end the layer. So a
-prompt that lies on all ranks takes as long as on one.
+where a collective takes a latency and what a rank receives over the bandwidth of its link. `relay` plays through what
+it really waits for: a rank scans once the rank before it has, and that rank goes on meanwhile. So a prompt that lies on
+all ranks takes as long as on one in the first of the layers that follow each other before all ranks meet, and no longer
+than its share in the others. Final states are shared once a step, for all layers together.
 
 All is computed from global lengths and the layer's shape, so all ranks choose alike.
 
@@ -46,6 +48,7 @@ class GdnShape:
         taps: of the convolution.
         element_bytes: of activations and of the convolution's state.
         state_bytes_each: of an element of the recurrent state in its slot.
+        in_a_row: such layers that a rank runs before all ranks meet, in full attention or where rows meet experts.
     """
 
     key_heads: int
@@ -55,6 +58,7 @@ class GdnShape:
     taps: int = 4
     element_bytes: int = 2
     state_bytes_each: int = FLOAT32
+    in_a_row: int = 1
 
     @property
     def channels(self) -> int:
@@ -97,7 +101,7 @@ class Rates:
     Attributes:
         core: the engine's own convolution and scan.
         segment: `gdn_prefill_segment`.
-        fused: `gdn_prefill`.
+        fused: `gdn_prefill`, which scans a rank's own rows on a GPU.
         depth: seconds of one row of the longest request that no number of idle processors makes shorter.
         link: between the ranks.
     """
@@ -121,8 +125,12 @@ def seconds(mode: Mode, plan: PcpPlan, shape: GdnShape, rates: Rates = H200) -> 
     if mode == "relay":
         return _relay(plan, shape, rates)
     if mode == "two_pass":
-        scans = plan.slice_size * (core + rates.segment * shape.size)
-        return scans + sum(rates.link.seconds(others * sent) for sent in two_pass_bytes(plan, shape))
+        scans = plan.slice_size * rates.fused * shape.size + _final_states(plan, shape, rates)
+        if not any(two_pass_bytes(plan, shape)):
+            return scans
+        cut = max(plan.segments(rank)[-1].rows for rank in range(ranks) if plan.sends_state(rank))
+        exchanged = sum(rates.link.seconds(others * sent) for sent in two_pass_bytes(plan, shape))
+        return scans + cut * rates.segment * shape.size + exchanged
     work = plan.pool_size * rates.fused * shape.size / ranks
     longest = max(plan.query_lens[request] for request in plan.pooled)
     return (
@@ -134,12 +142,10 @@ def seconds(mode: Mode, plan: PcpPlan, shape: GdnShape, rates: Rates = H200) -> 
 
 
 def two_pass_bytes(plan: PcpPlan, shape: GdnShape) -> tuple[int, int]:
-    """The most bytes that a rank sends in the two collectives of a layer: the requests matter, not their lengths."""
-    states = max(len(plan.segments(rank)) for rank in range(plan.world_size))
-    # The last rows of each segment; fewer are sent where segments are shorter than that.
-    tails = states * shape.tail_bytes
-    maps = shape.value_heads * shape.key_size * (states * shape.value_size + shape.key_size) * FLOAT32
-    return tails, maps
+    """Bytes that a rank sends in the two collectives of a layer, whatever the step holds; none where no cut matters."""
+    if not any(plan.receives_state(rank) for rank in range(plan.world_size)):
+        return 0, 0
+    return shape.tail_bytes, shape.value_heads * shape.key_size * (shape.value_size + shape.key_size) * FLOAT32
 
 
 def admissible(mode: Mode, ranks: int, shape: GdnShape) -> bool:
@@ -154,12 +160,15 @@ def choose(plan: PcpPlan, shape: GdnShape, rates: Rates = H200) -> Mode:
 
 def _relay(plan: PcpPlan, shape: GdnShape, rates: Rates) -> float:
     hop = rates.link.seconds(shape.slot_bytes)
-    ready = ended = shared = 0.0
-    for rank in range(plan.world_size):
-        rows = sum(segment.rows for segment in plan.segments(rank))
-        start = ready + hop if plan.receives_state(rank) else 0.0
-        ready = start + rows * rates.core * shape.size
-        ended = max(ended, ready)
-        finished = len(plan.finished(rank))
-        shared += rates.link.seconds(finished * shape.slot_bytes) if finished else 0.0
-    return ended + shared
+    at = [0.0] * plan.world_size
+    for _ in range(shape.in_a_row):
+        for rank in range(plan.world_size):
+            if plan.receives_state(rank):
+                at[rank] = max(at[rank], at[rank - 1] + hop)
+            at[rank] += sum(segment.rows for segment in plan.segments(rank)) * rates.fused * shape.size
+    return max(at) / shape.in_a_row + _final_states(plan, shape, rates)
+
+
+def _final_states(plan: PcpPlan, shape: GdnShape, rates: Rates) -> float:
+    """One layer's part of what is broadcast at the step's end."""
+    return len(plan.pooled) * shape.slot_bytes / rates.link.bandwidth

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atom_patches.bench import pcp_answer, pcp_model, pcp_parts, pcp_text, pcp_worker
@@ -42,8 +42,8 @@ def work(part: Part) -> float:
     if part.kind == "attention":
         return pairs(part) * 1e-3
     costs = {"recurrent_scan": 5.0, "recurrent_segment": 5.0, "experts": 7.0, "recurrent_in": 1.0}
-    if part.kind == "experts_share":
-        return 7.0 * part.rows / part.world
+    if part.kind in ("experts_share", "recurrent_heads"):
+        return {"experts_share": 7.0, "recurrent_heads": 5.0}[part.kind] * part.rows / part.world
     return costs.get(part.kind, 0.0) * part.rows
 
 
@@ -70,6 +70,7 @@ class TestModel:
 
     @given(lengths, worlds, variants)
     def test_no_split_beats_the_bound(self, length: int, world: int, chosen: Variant) -> None:
+        assume(pcp_model.runs(MODEL, world, chosen))
         link = Link(350e9, 20e-6)
         alone = play(length, 1, chosen, work, link).seconds
         found = play(length, world, chosen, work, link)
@@ -78,6 +79,7 @@ class TestModel:
 
     @given(lengths, worlds, variants)
     def test_attention_answers_every_pair_once(self, length: int, world: int, chosen: Variant) -> None:
+        assume(pcp_model.runs(MODEL, world, chosen))
         asked = {part for part in pcp_model.parts(MODEL, length, world, chosen) if part.kind == "attention"}
         seen: list[Part] = []
         estimate(replace(MODEL, attention_layers=1), length, world, chosen, NO_LINK, lambda p: seen.append(p) or 0.0)
@@ -97,25 +99,63 @@ class TestModel:
 
     def test_the_bound_shares_the_work_and_not_the_exchanges(self) -> None:
         exchanged = {"a": pcp_model.Exchanged(2, 10, 3.0), "b": pcp_model.Exchanged(1, 10, 1.0)}
+        exchanged["hops"] = pcp_model.Exchanged(3, 10, 9.0, all_meet=False)
         assert Estimate(20.0, 15.0, exchanged).bound(40.0, 4) == 10.0 + 4.0
 
-    def test_a_relay_waits_for_the_ranks_before_it(self) -> None:
+    def test_a_relay_waits_for_the_ranks_before_it_once_until_all_meet(self) -> None:
+        """The first rank is three scans ahead after the first layer, and stays so until full attention."""
         found = play(1000, 4, variant(recurrent="relay"), only(recurrent_scan=1, recurrent_in=10, experts=100))
-        assert found.seconds == 30 * (10 + 4 * 1) + 40 * 100
-        assert found.waiting == 30 * 3
+        assert found.waiting == 10 * 3
+        assert found.seconds == 30 * (10 + 1) + 40 * 100 + found.waiting
+
+    def test_a_relay_waits_in_every_layer_if_experts_exchange_rows(self) -> None:
+        spread = variant(recurrent="relay", experts="ep")
+        assert play(1000, 4, spread, only(recurrent_scan=1, experts_share=100)).waiting == 30 * 3
+
+    def test_late_ranks_of_contiguous_attention_hide_a_relay(self) -> None:
+        """A rank that is late by a scan, as it attended to more keys, waits for nobody."""
+
+        def seconds(part: Part) -> float:
+            return part.pieces[0][1] / 250 if part.kind == "attention" else float(part.kind == "recurrent_scan")
+
+        # The first layers come before any attention.
+        assert play(1000, 4, variant("contiguous", "relay"), seconds).waiting == 3
 
     def test_a_relay_pays_each_hop(self) -> None:
         link = Link(1e9, 0.5)
         found = play(1000, 4, variant(recurrent="relay"), only(), link).exchanged
         assert found["states"].count == 30 * 3
-        assert found["states"].seconds == pytest.approx(30 * 3 * (0.5 + MODEL.state_bytes / 1e9))
-        assert found["states"].bytes == 30 * MODEL.state_bytes
-        assert found["final states"].count == 30
+        assert found["states"].seconds == pytest.approx(30 * 3 * (0.5 + MODEL.gdn.slot_bytes / 1e9))
+        assert found["states"].bytes == found["final states"].bytes == 30 * MODEL.gdn.slot_bytes
+        assert found["final states"].count == 1
 
     def test_two_passes_scan_at_once(self) -> None:
-        found = play(1000, 4, variant(), only(recurrent_scan=1, recurrent_segment=2, recurrent_compose=3))
+        found = play(1000, 4, variant(), only(recurrent_scan=1, recurrent_segment=2, recurrent_enter=3))
         assert found.seconds == 30 * 6
         assert found.waiting == 0
+        # Two ranks have nothing to compose: the second one goes on from the first one's state.
+        assert play(1000, 2, variant(), only(recurrent_scan=1, recurrent_enter=3)).seconds == 30
+
+    def test_heads_are_dealt_out_and_collected(self) -> None:
+        found = play(1000, 4, variant(recurrent="head_all_to_all"), only(deal_out_heads=1, recurrent_heads=2))
+        assert found.seconds == 30 * 3
+        # 250 rows of a rank, of which it keeps the quarter that is of its heads.
+        assert found.exchanged["rows by heads"].bytes == 30 * 250 * (8192 + 64) * 2 * 3 / 4
+        assert found.exchanged["outputs by heads"].bytes == 30 * 250 * 4096 * 2 * 3 / 4
+        assert not pcp_model.runs(MODEL, 3, variant(recurrent="head_all_to_all"))
+
+    def test_overlay_kernels_are_the_engines_but_for_scans(self) -> None:
+        asked = pcp_model.parts(MODEL, 1000, 4, variant()._replace(kernels="overlay"))
+        own = {part.kind for part in asked if part.kernels == "auto"}
+        assert own == {"recurrent_scan", "recurrent_segment", "recurrent_enter"}
+        engine = pcp_model.parts(MODEL, 1000, 4, variant()._replace(kernels="engine"))
+        assert {part.kind for part in engine if part.kernels == "auto"} == {"recurrent_segment", "recurrent_enter"}
+
+    def test_only_some_ways(self) -> None:
+        found = pcp_model.variants("auto", frozenset({"zigzag", "relay", "two_pass"}))
+        assert {(one.attention, one.recurrent, one.experts) for one in found} == {
+            ("zigzag", recurrent, experts) for recurrent in ("relay", "two_pass") for experts in ("replicate", "ep")
+        }
 
     def test_a_redundant_scan_has_all_rows(self) -> None:
         rows: set[int] = set()
@@ -155,6 +195,7 @@ class TestModel:
 
     @given(lengths, st.integers(1, 8), variants)
     def test_the_parts_are_those_that_are_asked_for(self, length: int, world: int, chosen: Variant) -> None:
+        assume(pcp_model.runs(MODEL, world, chosen))
         asked: set[Part] = set()
         play(length, world, chosen, lambda part: asked.add(part) or 0.0)
         assert asked == set(pcp_model.parts(MODEL, length, world, chosen))
@@ -171,8 +212,9 @@ class TestParts:
     def test_every_kind_is_asked_for_and_runs(self, kind: str) -> None:
         asked = [
             part
-            for world in (1, 3)
+            for world in (1, 2, 4)
             for one in pcp_model.variants("auto")
+            if pcp_model.runs(TINY, world, one)
             for part in pcp_model.parts(TINY, 40, world, one)
             if part.kind == kind
         ]
@@ -206,6 +248,16 @@ class TestParts:
         # 8 experts over 3 ranks: 3, 3 and 2 of them.
         chosen = arguments[1].topk(TINY.top_k, dim=1).indices.flatten().bincount(minlength=8)
         assert chosen[local >= 0].sum() == max(int(part.sum()) for part in chosen.split([3, 3, 2]))
+
+    def test_a_share_of_the_heads_goes_to_its_rank_and_comes_back(self) -> None:
+        builder, kernels = pcp_parts.Parts(TINY, torch.device("cpu")), pcp_parts.Kernels("auto")
+        deal, (qkv, channels, b, a) = builder.build(Part("deal_out_heads", "auto", 6, 2), kernels)
+        sent = deal(qkv, channels, b, a)
+        assert sent.shape == (2, 6, (TINY.gdn.channels + 2 * TINY.value_heads) // 2)
+        torch.testing.assert_close(sent[1, :, -2:], a[:, 2:])
+        collect, (received, output) = builder.build(Part("collect_heads", "auto", 6, 2), kernels)
+        collect(received, output)
+        torch.testing.assert_close(output[:, 2:], received[1])
 
     def test_a_reference_is_no_kernel_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pcp_parts, "_on_gpu", lambda arguments: True)
@@ -315,7 +367,7 @@ class TestAnswer:
     def test_the_document_holds_both_modes_of_the_experts(self) -> None:
         found = json.loads(json.dumps(pcp_answer.document(answered(question()))))
         assert {row["experts"] for row in found["results"]} == {"replicate", "ep"}
-        assert len(found["results"]) == 2 * 2 * 12
+        assert len(found["results"]) == 2 * 2 * 16
         assert {"seconds", "bound", "share_of_bound", "exchanged", "speedup_over_stock"} <= set(found["results"][0])
 
 
@@ -330,7 +382,7 @@ class TestCommand:
         assert "64 tokens on 2 ranks" in text
         found = json.loads(path.read_text())
         assert all(part["seconds"] > 0 for part in found["parts"])
-        assert len(found["results"]) == 12 and not found["problems"]
+        assert len(found["results"]) == 16 and not found["problems"]
         row = next(row for row in found["results"] if row["recurrent"] == "relay")
         assert row["waiting"] > 0
 
@@ -356,6 +408,25 @@ class TestCommand:
         assert main(options) == 1
         assert "not a file that `bench pcp --json` wrote" in capsys.readouterr().err
 
+    def test_a_run_takes_what_another_has_measured(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path, again = tmp_path / "found.json", tmp_path / "again.json"
+        options = ["bench", "pcp", "--device", "cpu", "--shape", "tiny", "--lengths", "64", "--worlds", "2"]
+        options += ["--kernels", "auto", "--only", "zigzag,relay,replicate"]
+        assert main([*options, "--json", str(path)]) == 0
+        found = json.loads(path.read_text())
+        lost = found["parts"].pop()
+        found["parts"][0]["seconds"] = 12345.0
+        path.write_text(json.dumps(found))
+        assert main([*options, "--more", str(path), "--json", str(again)]) == 0
+        both = json.loads(again.read_text())
+        assert "[1/1," in capsys.readouterr().err
+        assert both["parts"][0]["seconds"] == 12345.0
+        assert [part["kind"] for part in both["parts"]] == [*(one["kind"] for one in found["parts"]), lost["kind"]]
+        found["machine"]["device"] = "another"
+        path.write_text(json.dumps(found))
+        assert main([*options, "--more", str(path)]) == 1
+        assert "its device is another, and this machine's" in capsys.readouterr().err
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_no_gpu_is_told(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "pcp", "--engine", "none"]) == 2
@@ -366,6 +437,7 @@ class TestCommand:
         [
             (["--device", "cpu"], "--device cpu serves --shape tiny only"),
             (["--device", "cpu", "--shape", "tiny", "--lengths", "3"], "two rows a rank, got 3"),
+            (["--device", "cpu", "--shape", "tiny", "--only", "zigzag,relais"], "two_pass, zigzag, got relais"),
             (["--device", "cpu", "--shape", "tiny", "--worlds", "1,2"], "--worlds takes numbers from 2 to 8, got 1,2"),
         ],
     )

@@ -540,8 +540,9 @@ def test_every_declared_patch_has_a_state_and_a_reason() -> None:
 def test_explain_prints_what_a_patch_adds_about_itself() -> None:
     pytest.importorskip("vllm")
     lines = atom_patches("explain", "vllm.pcp.gated_delta_net").stdout.splitlines()
-    [header] = [line for line in lines if line.endswith("  auto")]
-    assert header.split() == ["prompt", "ranks", "redundant", "relay", "two_pass", "head_all_to_all", "auto"]
+    [header] = [line for line in lines if line.endswith("  auto, auto/3")]
+    ways = ["redundant", "relay", "two_pass", "head_all_to_all", "relay/3"]
+    assert header.split() == ["prompt", "ranks", *ways, "auto,", "auto/3"]
     # 64k tokens on 8 ranks.
     [row] = [line.split() for line in lines if line.split()[:2] == ["65,536", "8"]]
     assert row[-1] == "two_pass" and float(row[4]) < float(row[2]) and float(row[4]) < float(row[3])

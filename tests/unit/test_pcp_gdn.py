@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atom_patches.kernels.gdn_chain import gdn_prefill, gdn_prefill_segment
 from atom_patches.runtime.pcp import PcpPlan, plan_step
-from atom_patches.runtime.pcp_gdn import TailExchange, compose, head_channels, states_per_rank
+from atom_patches.runtime.pcp_gdn import HaloExchange, entering_state, head_channels, ranks_that_go_on
 
 HEADS, KEY, VALUE = 2, 4, 3
 PAST = 3
@@ -57,26 +57,28 @@ class Rule:
 
 
 def first_pass(plan: PcpPlan, rule: Rule, own: Tensor) -> tuple[Tensor, Tensor]:
-    """What the ranks send, in float32: of segments that begin a request, the state from its own."""
+    """What the ranks send, in float32; what must not be read is not a number."""
     identity = torch.eye(KEY, dtype=torch.float64).expand(HEADS, KEY, KEY)
-    ends = torch.zeros(plan.world_size, states_per_rank(plan), HEADS, VALUE, KEY)
+    ends = torch.full((plan.world_size, HEADS, VALUE, KEY), float("nan"))
     maps = torch.full((plan.world_size, HEADS, KEY, KEY), float("nan"))
     for rank in range(plan.world_size):
-        for place, segment in enumerate(plan.segments(rank)):
-            start = plan.query_start_loc[segment.request]
-            rows = range(start + segment.start, start + segment.end)
-            if segment.starts_request:
-                state = own[plan.group_order[segment.request]]
-            else:
-                state = torch.zeros(HEADS, VALUE, KEY, dtype=torch.float64)
-                maps[rank] = rule.scan(identity, rows, writes=False).float()
-            ends[rank, place] = rule.scan(state, rows).float()
+        if not plan.sends_state(rank):
+            continue
+        segment = plan.segments(rank)[-1]
+        start = plan.query_start_loc[segment.request]
+        rows = range(start + segment.start, start + segment.end)
+        if segment.starts_request:
+            state = own[plan.group_order[segment.request]]
+        else:
+            state = torch.zeros(HEADS, VALUE, KEY, dtype=torch.float64)
+            maps[rank] = rule.scan(identity, rows, writes=False).float()
+        ends[rank] = rule.scan(state, rows).float()
     return ends, maps
 
 
 @settings(deadline=None, max_examples=60)
 @given(query_lens, world_sizes, st.integers(0, 2**16))
-def test_composed_states_are_those_of_one_scan(lens: list[int], world_size: int, seed: int) -> None:
+def test_entering_states_are_those_of_one_scan(lens: list[int], world_size: int, seed: int) -> None:
     plan = plan_of(lens, world_size)
     if plan is None:
         return
@@ -84,18 +86,16 @@ def test_composed_states_are_those_of_one_scan(lens: list[int], world_size: int,
     own = torch.randn(
         len(plan.pooled), HEADS, VALUE, KEY, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
-    entering, final = compose(plan, *first_pass(plan, rule, own))
-    assert final.dtype == torch.float32
-    for order, request in enumerate(plan.pooled):
-        start, end = plan.query_start_loc[request : request + 2]
-        torch.testing.assert_close(
-            final[order].double(), rule.scan(own[order], range(start, end)), atol=1e-5, rtol=1e-5
-        )
-    assert set(entering) == {rank for rank in range(world_size) if plan.receives_state(rank)}
-    for rank, state in entering.items():
+    sent = first_pass(plan, rule, own)
+    assert ranks_that_go_on(plan) == tuple(
+        rank for rank in range(1, world_size) if plan.segments(rank) and plan.segments(rank)[0].start
+    )
+    for rank in ranks_that_go_on(plan):
         segment = plan.segments(rank)[0]
         start = plan.query_start_loc[segment.request]
         before = rule.scan(own[plan.group_order[segment.request]], range(start, start + segment.start))
+        state = entering_state(plan, rank, *sent)
+        assert state.dtype == torch.float32
         torch.testing.assert_close(state.double(), before, atol=1e-5, rtol=1e-5)
 
 
@@ -107,41 +107,36 @@ def test_what_the_first_rows_wrote_reaches_the_last_rank() -> None:
     own = torch.zeros(1, HEADS, VALUE, KEY, dtype=torch.float64)
     changed = Rule(rule.k, rule.v.clone(), rule.beta, rule.decay)
     changed.v[0] += 100
-    last = plan.world_size - 1
-    states = [compose(plan, *first_pass(plan, rows, own))[0][last] for rows in (rule, changed)]
+    states = [entering_state(plan, 7, *first_pass(plan, rows, own)) for rows in (rule, changed)]
     assert (states[0] - states[1]).abs().max() > 1e-3
 
 
 @given(query_lens, world_sizes)
-def test_every_rank_finds_the_rows_around_cuts(lens: list[int], world_size: int) -> None:
+def test_every_rank_finds_the_rows_before_its_own(lens: list[int], world_size: int) -> None:
     """Each row carries its own name; a request's earlier rows are -1 (newest) to -PAST."""
     plan = plan_of(lens, world_size)
     if plan is None:
         return
-    exchange = TailExchange.of(plan, PAST)
+    exchange = HaloExchange.of(plan, PAST)
     names = torch.tensor([(request, row) for request, rows in enumerate(lens) for row in range(rows)])
     hidden = [names[plan.local_rows(rank)] for rank in range(world_size)]
     assert len({len(rows) for rows in exchange.send_rows}) == 1
     sent = [hidden[rank][list(exchange.send_rows[rank])] for rank in range(world_size)]
-    earlier = [torch.tensor([(request, row) for row in range(-PAST, 0)]) for request in plan.pooled]
-    table = torch.cat([*sent, *earlier])
     for rank in range(world_size):
-        segments = plan.segments(rank)
-        expected = [[[s.request, row] for row in range(s.start - PAST, s.start)] for s in segments]
-        assert table[exchange.halos[rank]].tolist() == expected
-    ends = [[[request, row] for row in range(lens[request] - PAST, lens[request])] for request in plan.pooled]
-    assert table[exchange.tails].tolist() == ends
+        if rank not in ranks_that_go_on(plan):
+            assert not len(exchange.halos[rank])
+            continue
+        first = plan.segments(rank)[0]
+        earlier = torch.tensor([(first.request, row) for row in range(-PAST, 0)])
+        expected = [[first.request, row] for row in range(first.start - PAST, first.start)]
+        assert torch.cat([*sent, earlier])[exchange.halos[rank]].tolist() == expected
 
 
 @given(query_lens, world_sizes)
-def test_what_is_sent_depends_on_requests_and_not_on_their_lengths(lens: list[int], world_size: int) -> None:
+def test_what_is_sent_depends_on_neither_requests_nor_lengths(lens: list[int], world_size: int) -> None:
     plan = plan_of(lens, world_size)
-    if plan is None:
-        return
-    width = len(TailExchange.of(plan, PAST).send_rows[0])
-    # The last rows of each segment, for whoever goes on from there.
-    assert 1 <= width <= PAST * states_per_rank(plan)
-    assert states_per_rank(plan) <= len(plan.pooled)
+    if plan is not None:
+        assert 1 <= len(HaloExchange.of(plan, PAST).send_rows[0]) <= PAST
 
 
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))
@@ -201,7 +196,7 @@ class Layer:
 @settings(deadline=None, max_examples=25)
 @given(query_lens, world_sizes, st.integers(0, 2**16))
 def test_two_passes_on_ranks_give_what_one_rank_gives(lens: list[int], world_size: int, seed: int) -> None:
-    """The operations, the exchange of tails and the composition together; requests have earlier states."""
+    """The operations, the exchange of halos and the composition together; requests have earlier states."""
     lens = [rows for rows in lens if rows > 1]
     plan = plan_of(lens, world_size)
     if plan is None:
@@ -216,33 +211,39 @@ def test_two_passes_on_ranks_give_what_one_rank_gives(lens: list[int], world_siz
     everything = layer.rest(requests, list(plan.query_start_loc))
     whole = gdn_prefill(x, a, b, conv_state=whole_conv, ssm_state=whole_state, **everything)
 
-    exchange = TailExchange.of(plan, PAST)
+    exchange = HaloExchange.of(plan, PAST)
     sent = [x[plan.local_rows(rank)[list(exchange.send_rows[rank])]] for rank in range(world_size)]
-    table = torch.cat([*sent, conv.transpose(1, 2).flatten(0, 1)])
-    halos = [table[rows_before].transpose(1, 2).contiguous() for rows_before in exchange.halos]
-    ends = torch.zeros(world_size, states_per_rank(plan), 4, layer.size, layer.size)
-    maps = torch.zeros(world_size, 4, layer.size, layer.size)
-    for rank, segments in enumerate(plan.segments(rank) for rank in range(world_size)):
-        if not segments:
-            continue
-        own = slice(*plan.slice_bounds(rank))
-        rest = layer.rest(len(segments), [0, *accumulate(s.rows for s in segments)])
-        n, e = gdn_prefill_segment(
-            x[own], a[own], b[own], conv_state=halos[rank], key_heads=2, key_size=layer.size, **rest
-        )
-        starts = torch.stack([state[s.request] * float(s.starts_request) for s in segments])
-        ends[rank, : len(segments)] = n + starts @ e
-        maps[rank] = e[0]
-    entering, final = compose(plan, ends, maps)
+    own_convs, own_states = [conv.clone() for _ in sent], [state.clone() for _ in sent]
+    halos: dict[int, Tensor] = {}
+    for rank in ranks_that_go_on(plan):
+        table = torch.cat([*sent, conv[plan.segments(rank)[0].request].T])
+        halos[rank] = table[exchange.halos[rank]].T
+    ends = torch.full((world_size, 4, layer.size, layer.size), float("nan"))
+    maps = torch.full((world_size, 4, layer.size, layer.size), float("nan"))
+    for rank in range(world_size):
+        if plan.sends_state(rank):
+            last = plan.segments(rank)[-1]
+            rows_of = slice(plan.slice_bounds(rank)[1] - last.rows, plan.slice_bounds(rank)[1])
+            before = conv[last.request] if last.starts_request else halos[rank]
+            n, e = gdn_prefill_segment(
+                x[rows_of], a[rows_of], b[rows_of], conv_state=before[None].contiguous(), key_heads=2,
+                key_size=layer.size, **layer.rest(1, [0, last.rows]),
+            )  # fmt: skip
+            ends[rank] = n[0] + (state[last.request] @ e[0] if last.starts_request else 0)
+            maps[rank] = e[0]
 
     close: dict[str, Any] = dict(atol=2e-4, rtol=2e-4)
-    torch.testing.assert_close(final, whole_state, **close)
-    torch.testing.assert_close(table[exchange.tails].transpose(1, 2), whole_conv)
     for rank, segments in enumerate(plan.segments(rank) for rank in range(world_size)):
         if not segments:
             continue
+        if rank in halos:
+            own_convs[rank][segments[0].request] = halos[rank]
+            own_states[rank][segments[0].request] = entering_state(plan, rank, ends, maps)
         own = slice(*plan.slice_bounds(rank))
-        starts = torch.stack([state[s.request] if s.starts_request else entering[rank] for s in segments])
         rest = layer.rest(len(segments), [0, *accumulate(s.rows for s in segments)])
-        out = gdn_prefill(x[own], a[own], b[own], conv_state=halos[rank], ssm_state=starts, **rest)
+        rest["slots"] = torch.tensor([s.request for s in segments])
+        out = gdn_prefill(x[own], a[own], b[own], conv_state=own_convs[rank], ssm_state=own_states[rank], **rest)
         torch.testing.assert_close(out, whole[own], **close)
+        for request in plan.finished(rank):
+            torch.testing.assert_close(own_states[rank][request], whole_state[request], **close)
+            torch.testing.assert_close(own_convs[rank][request], whole_conv[request])

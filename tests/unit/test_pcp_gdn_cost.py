@@ -23,6 +23,8 @@ from atom_patches.runtime.pcp_gdn_cost import (
 )
 
 SHAPE = GdnShape(key_heads=16, value_heads=32, key_size=128, value_size=128)
+#: Three layers between those in which all ranks meet.
+IN_A_ROW = dataclasses.replace(SHAPE, in_a_row=3)
 
 lengths = st.lists(st.one_of(st.just(1), st.integers(2, 50_000)), min_size=1, max_size=6)
 
@@ -33,17 +35,19 @@ def plan_of(world_size: int, *lens: int) -> PcpPlan:
     return plan
 
 
-@given(lengths, st.integers(2, 8))
-def test_auto_takes_the_cheapest_and_a_faster_link_never_costs_more(lens: list[int], ranks: int) -> None:
+@given(lengths, st.integers(2, 8), st.sampled_from([SHAPE, IN_A_ROW]))
+def test_auto_takes_the_cheapest_and_a_faster_link_never_costs_more(
+    lens: list[int], ranks: int, shape: GdnShape
+) -> None:
     plan = plan_step(lens, ranks, min_rows=1)
     if plan is None:
         return
     faster = dataclasses.replace(H200, link=Link(2 * H200.link.bandwidth))
     for mode in MODES:
-        assert 0 < seconds(mode, plan, SHAPE, faster) < seconds(mode, plan, SHAPE)
-    chosen = choose(plan, SHAPE)
+        assert 0 < seconds(mode, plan, shape, faster) < seconds(mode, plan, shape)
+    chosen = choose(plan, shape)
     assert chosen in AUTOMATIC
-    assert seconds(chosen, plan, SHAPE) == min(seconds(mode, plan, SHAPE) for mode in AUTOMATIC)
+    assert seconds(chosen, plan, shape) == min(seconds(mode, plan, shape) for mode in AUTOMATIC)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +58,43 @@ def test_auto_takes_the_cheapest_and_a_faster_link_never_costs_more(lens: list[i
         (2, (65_536,), "two_pass"),
         (4, (65_536,), "two_pass"),
         (8, (262_144,), "two_pass"),
-        # Nobody waits where the cut lies between two prompts, and nothing is to be found out first.
-        (2, (30_000, 30_000), "relay"),
-        (4, (8_000, 8_000, 1, 8_000, 8_000), "relay"),
+        # Where the cut lies between two prompts, nobody waits and nothing is to be found out: a relay is the same.
+        (2, (30_000, 30_000), "two_pass"),
+        (4, (8_000, 8_000, 1, 8_000, 8_000), "two_pass"),
+        # The second rank waits for half of the first one's rows, or both find out what a tenth of them do.
+        (2, (9_000, 11_000), "two_pass"),
     ],
 )
 def test_what_auto_chooses(ranks: int, lens: tuple[int, ...], chosen: Mode) -> None:
     assert choose(plan_of(ranks, *lens), SHAPE) == chosen
 
 
+@pytest.mark.parametrize(("ranks", "chosen"), [(2, "relay"), (4, "two_pass"), (8, "two_pass")])
+def test_layers_in_a_row_make_a_relay_cheaper(ranks: int, chosen: Mode) -> None:
+    assert choose(plan_of(ranks, 65_536), IN_A_ROW) == chosen
+
+
+@given(lengths, st.integers(2, 8), st.integers(1, 8))
+def test_a_relay_waits_once_for_all_layers_in_a_row(lens: list[int], ranks: int, layers: int) -> None:
+    """Of what a single layer waits for, each of several bears its part; the rows themselves cost as ever."""
+    plan = plan_step(lens, ranks, min_rows=1)
+    if plan is None:
+        return
+    no_link = dataclasses.replace(H200, link=Link(float("inf"), 0.0))
+    rows = max(sum(segment.rows for segment in plan.segments(rank)) for rank in range(ranks))
+    scan = rows * H200.fused * SHAPE.size
+    waits = seconds("relay", plan, SHAPE, no_link) - scan
+    shared = seconds("relay", plan, dataclasses.replace(SHAPE, in_a_row=layers), no_link) - scan
+    assert shared == pytest.approx(waits / layers, abs=1e-12)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_relayed_prompt_takes_as_long_as_on_one_rank(ranks: int) -> None:
     rows = 65_536
-    whole = rows * H200.core * SHAPE.size
+    whole = rows * H200.fused * SHAPE.size
     relayed = seconds("relay", plan_of(ranks, rows), SHAPE)
-    assert whole < relayed < 1.05 * whole
+    hop = H200.link.seconds(SHAPE.slot_bytes)
+    assert whole + (ranks - 1) * hop < relayed < whole + (ranks + 1) * hop
     apart = seconds("relay", plan_of(ranks, *[rows // ranks] * ranks), SHAPE)
     assert whole / ranks < apart < 1.05 * whole / ranks + 0.3e-3
 
@@ -78,6 +104,17 @@ def test_two_passes_exchange_as_much_for_any_length(ranks: int) -> None:
     assert two_pass_bytes(plan_of(ranks, 1_000), SHAPE) == two_pass_bytes(plan_of(ranks, 262_144), SHAPE)
     # One state and one map of 128 by 128 for each of 32 heads, float32.
     assert two_pass_bytes(plan_of(ranks, 1_000), SHAPE)[1] == 32 * 128 * (128 + 128) * 4
+    # Nor does it grow with the number of requests, and without a request that is cut there is nothing to tell.
+    assert two_pass_bytes(plan_of(ranks, *[37] * 51), SHAPE) == two_pass_bytes(plan_of(ranks, 1_000), SHAPE)
+    assert two_pass_bytes(plan_of(ranks, *[40] * ranks), SHAPE) == (0, 0)
+
+
+def test_the_first_pass_runs_no_more_than_the_rows_that_others_go_on_from() -> None:
+    """Of two prompts, the first rank scans the whole of one and the beginning of the other; only that twice."""
+    no_link = dataclasses.replace(H200, link=Link(float("inf"), 0.0))
+    plan = plan_of(2, 9_000, 11_000)
+    rates = no_link.fused * 10_000 + no_link.segment * 1_000
+    assert seconds("two_pass", plan, SHAPE, no_link) == pytest.approx(rates * SHAPE.size)
 
 
 def test_a_scan_of_few_heads_is_not_faster_than_its_longest_request() -> None:

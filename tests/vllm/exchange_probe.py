@@ -24,6 +24,19 @@ def install() -> None:
 
         setattr(GroupCoordinator, name, counted)
 
+    exchange = torch.distributed.all_to_all_single
+
+    def counted_exchange(output: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _in_a_step():
+            group = kwargs["group"]
+            rank, ranks = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            rows = args[0] if args else [len(output) // ranks] * ranks
+            of_others = (sum(rows) - rows[rank]) * (output[:1].numel() * output.element_size())
+            received["all_to_all"] = received.get("all_to_all", 0) + of_others
+        return exchange(output, sent, *args, **kwargs)
+
+    torch.distributed.all_to_all_single = counted_exchange
+
     others = lambda self: self.world_size - 1  # noqa: E731
     wrap("all_gather", lambda self, args, kwargs, result: others(self) * _bytes(args[0]))
     wrap("reduce_scatter", lambda self, args, kwargs, result: others(self) * _bytes(result))

@@ -17,7 +17,7 @@ from atom_patches.core import settings
 from atom_patches.runtime.pcp_attention_split import AttentionShape
 from atom_patches.runtime.pcp_figures import NONE, Dimensions, Modes, StepFigures, step_figures
 from atom_patches.vllm.adapters.pcp_experts import expert_mode
-from atom_patches.vllm.adapters.pcp_shapes import gdn_shape
+from atom_patches.vllm.adapters.pcp_shapes import gdn_shape, layers_in_a_row
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -74,8 +74,7 @@ def model_dimensions(config: VllmConfig, cache: KVCacheConfig) -> Dimensions:
     """
     model = config.model_config
     element = model.dtype.itemsize
-    attention_layers = key_value_row = gdn_layers = 0
-    gdn = None
+    attention_layers = key_value_row = gdn_layers = state_bytes_each = 0
     for group in cache.kv_cache_groups:
         spec, layers = group.kv_cache_spec, len(group.layer_names)
         if isinstance(spec, FullAttentionSpec):
@@ -83,7 +82,8 @@ def model_dimensions(config: VllmConfig, cache: KVCacheConfig) -> Dimensions:
             key_value_row += layers * spec.num_kv_heads * (spec.head_size + spec.head_size_v) * element
         elif isinstance(spec, MambaSpec):
             gdn_layers += layers
-            gdn = gdn_shape(config, spec.dtypes[-1].itemsize)
+            state_bytes_each = spec.dtypes[-1].itemsize
+    in_a_row = layers_in_a_row(config, gdn_layers, attention_layers)
     return Dimensions(
         hidden_row=model.get_hidden_size() * element,
         attention=AttentionShape(
@@ -93,7 +93,7 @@ def model_dimensions(config: VllmConfig, cache: KVCacheConfig) -> Dimensions:
         ),
         attention_layers=attention_layers,
         key_value_row=key_value_row,
-        gdn=gdn,
+        gdn=gdn_shape(config, state_bytes_each, in_a_row) if gdn_layers else None,
         gdn_layers=gdn_layers,
         router_row=model.get_num_experts() * element,
         expert_layers=_spread_expert_layers(config),

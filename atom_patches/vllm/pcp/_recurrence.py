@@ -34,17 +34,22 @@ def unserved_heads(config: VllmConfig) -> Iterator[str]:
 
 def cost_table() -> Iterator[str]:
     """What one layer of Qwen3-Next's shape is expected to take, and which way `auto` chooses."""
+    from dataclasses import replace
+
     from atom_patches.runtime.pcp import plan_step
     from atom_patches.runtime.pcp_gdn_cost import MODES, GdnShape, admissible, choose, seconds
 
     shape = GdnShape(key_heads=16, value_heads=32, key_size=128, value_size=128)
     yield "one layer with 16 key and 32 value heads of 128, bfloat16, one prompt, as expected of H200 GPUs, in ms"
-    yield f"{'prompt':>9} {'ranks':>5} " + " ".join(f"{mode:>15}" for mode in MODES) + "  auto"
+    yield f"{'prompt':>9} {'ranks':>5} " + " ".join(f"{mode:>15}" for mode in (*MODES, "relay/3")) + "  auto, auto/3"
     for ranks in RANKS:
         for length in LENGTHS:
             plan = plan_step([length], ranks, min_rows=1)
             assert plan is not None
-            costs = {mode: seconds(mode, plan, shape) for mode in MODES if admissible(mode, ranks, shape)}
-            columns = " ".join(f"{costs[mode] * 1e3:15.3f}" if mode in costs else " " * 15 for mode in MODES)
-            yield f"{length:>9,} {ranks:>5} {columns}  {choose(plan, shape)}"
+            row = replace(shape, in_a_row=3)
+            costs = [seconds(mode, plan, shape) if admissible(mode, ranks, shape) else None for mode in MODES]
+            costs.append(seconds("relay", plan, row))
+            columns = " ".join(" " * 15 if cost is None else f"{cost * 1e3:15.3f}" for cost in costs)
+            yield f"{length:>9,} {ranks:>5} {columns}  {choose(plan, shape)}, {choose(plan, row)}"
+    yield "/3: three such layers follow each other before ranks meet, as where experts exchange no rows"
     yield "runtime/pcp_gdn_cost.py has the formulas, and says which rates were measured and which are assumed"

@@ -59,6 +59,7 @@ class CoreCall:
             taps=layer.conv_kernel_size,
             element_bytes=self.mixed_qkv.element_size(),
             state_bytes_each=self.states.recurrent.element_size(),
+            in_a_row=self.step.in_a_row,
         )
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from atom_patches.kernels.gdn_chain import gdn_prefill
 from atom_patches.runtime.pcp_gdn import head_channels
+from atom_patches.runtime.pcp_gdn_memory import PACKED_BYTES
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
 
 
@@ -34,11 +35,13 @@ def run(call: CoreCall) -> None:
     """Run the layer's core on all rows of this rank's heads."""
     call.begin()
     share = call.step.once("head_all_to_all", lambda: _share(call))
-    conv = call.states.conv[call.pooled_slots][:, share.channels[call.step.rank]].contiguous()
-    recurrent = call.states.recurrent[call.pooled_slots][:, share.heads].contiguous()
+    conv = call.states.conv[call.pooled_slots[:, None], share.channels[call.step.rank]]
+    recurrent = call.states.recurrent[:, share.heads][call.pooled_slots]
     output = _scan(call, share, *_rows_of_own_heads(call, share), conv, recurrent)
     _return_rows(call, output)
-    _share_final_states(call, share, conv, recurrent)
+    many = max(1, PACKED_BYTES // call.shape.slot_bytes)
+    for some in zip(call.pooled_slots.split(many), conv.split(many), recurrent.split(many), strict=True):
+        _share_final_states(call, share, *some)
 
 
 def _rows_of_own_heads(call: CoreCall, share: _Share) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -97,7 +100,10 @@ def _return_rows(call: CoreCall, output: torch.Tensor) -> None:
     own.copy_(received.transpose(0, 1).flatten(1, 2)[: len(own)])
 
 
-def _share_final_states(call: CoreCall, share: _Share, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
+def _share_final_states(
+    call: CoreCall, share: _Share, slots: torch.Tensor, conv: torch.Tensor, recurrent: torch.Tensor
+) -> None:
+    """Gather some requests' states of all heads, and write them to their slots."""
     parts = [tensor.flatten(1).view(torch.uint8) for tensor in (conv, recurrent)]
     received = call.step.group.all_gather(torch.cat(parts, dim=1)[None], dim=0)
     found = [
@@ -106,7 +112,7 @@ def _share_final_states(call: CoreCall, share: _Share, conv: torch.Tensor, recur
     ]
     whole_conv = torch.empty_like(found[0])
     whole_conv[:, share.channels.flatten()] = found[0]
-    call.states.write(call.pooled_slots, whole_conv, found[1])
+    call.states.write(slots, whole_conv, found[1])
 
 
 def _all_to_all(call: CoreCall, parts: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 Where a cut falls inside a request, the rank before the cut hands the convolution's tail and the recurrent state to the
 rank after it, which goes on from there, exactly as the engine goes on after a prefill chunk. What is sent does not
-depend on the prompt's length, but a rank waits for the ranks before it.
+depend on the prompt's length, but a rank waits for the ranks before it. A rank that has sent its state goes on with the
+layers that follow, so of recurrent layers in a row only the first is waited for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import torch
 
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+from atom_patches.vllm.adapters.pcp_gdn.final_states import share_final_states
+from atom_patches.vllm.adapters.pcp_gdn.own_rows import scan_own_rows
 
 
 def run(call: CoreCall) -> None:
@@ -17,9 +20,9 @@ def run(call: CoreCall) -> None:
     call.begin()
     if call.metadata.pooled is not None:
         _receive_state(call)
-        call.run(call.metadata.pooled, call.step.own_rows)
+        scan_own_rows(call)
         _send_state(call)
-    _share_final_states(call)
+    share_final_states(call)
 
 
 def _receive_state(call: CoreCall) -> None:
@@ -39,20 +42,3 @@ def _send_state(call: CoreCall) -> None:
     packed = call.states.pack(call.metadata.slots[request : request + 1])
     step.group.send(packed, dst=step.rank + 1)
     call.trace("rank %d relays %d bytes of state", step.rank, packed.numel())
-
-
-def _share_final_states(call: CoreCall) -> None:
-    """Each rank broadcasts the states of the requests whose last rows it ran."""
-    step, states = call.step, call.states
-    for owner in range(step.plan.world_size):
-        finished = step.plan.finished(owner)
-        if not finished:
-            continue
-        slots = call.metadata.slots[list(finished)]
-        if owner == step.rank:
-            packed = states.pack(slots)
-        else:
-            packed = torch.empty(states.packed_size(len(finished)), dtype=torch.uint8, device=slots.device)
-        step.group.broadcast(packed, src=owner)
-        if owner != step.rank:
-            states.unpack(slots, packed)

@@ -1,12 +1,12 @@
-"""Ranks exchange what their rows do to any state, and then scan their own rows at the same time.
+"""Ranks exchange what their last rows do to any state, and then scan their own rows at the same time.
 
-1. Tails: the convolution inputs around the cuts, and at the requests' ends, are gathered.
-2. First pass: each rank finds of each of its segments what it does to the recurrent state, and these are gathered.
-   Neither exchange grows with the prompts.
-3. Each rank composes, in float32, the state that its rows go on from and every request's final state.
-4. Second pass: the engine's own core runs on this rank's rows from that state.
+1. Halos: the convolution inputs before the cuts are gathered.
+2. First pass: each rank whose last segment goes on on the next rank finds what that segment does to the recurrent
+   state, and these are gathered. Neither exchange grows with the prompts, or with their number.
+3. Each rank composes, in float32, the state that its rows go on from.
+4. Second pass: this rank's rows are scanned from that state.
 
-The tails travel apart from the states because the first pass needs them: its keys and values are convolved.
+The halos travel apart from the states because the first pass needs them: its keys and values are convolved.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from atom_patches.kernels.gdn_chain import gdn_prefill_segment
-from atom_patches.runtime.pcp import PcpPlan
-from atom_patches.runtime.pcp_gdn import TailExchange, compose, states_per_rank
+from atom_patches.runtime.pcp import Segment
+from atom_patches.runtime.pcp_gdn import HaloExchange, entering_state, ranks_that_go_on
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+from atom_patches.vllm.adapters.pcp_gdn.final_states import share_final_states
+from atom_patches.vllm.adapters.pcp_gdn.own_rows import scan_own_rows
 
 
 @dataclass(frozen=True)
@@ -27,81 +29,83 @@ class _Indices:
 
     Attributes:
         send_rows: this rank's local rows that others need.
-        halos: table rows before each of this rank's segments, ``[segments, taps - 1]``.
-        tails: table rows at the end of each pooled request, ``[pooled, taps - 1]``.
-        order: of each of this rank's segments, the request's position among the pooled.
-        cu_seqlens: this rank's segments among its own rows, ``[segments + 1]``.
+        halo: table rows before this rank's slice, ``[taps - 1]``; empty if it goes on with no request.
+        slot, resumed, cu_seqlens: of the first pass, a batch of one sequence.
     """
 
     send_rows: torch.Tensor
-    halos: torch.Tensor
-    tails: torch.Tensor
-    order: torch.Tensor
+    halo: torch.Tensor
+    slot: torch.Tensor
+    resumed: torch.Tensor
     cu_seqlens: torch.Tensor
 
 
 def run(call: CoreCall) -> None:
     """Run the layer's core on this rank's rows, from the state that the other ranks' rows lead to."""
     call.begin()
-    step, plan, states, slots = call.step, call.step.plan, call.states, call.pooled_slots
-    at = step.once("two_pass", lambda: _indices(call))
-    halos, tails = _exchange_tails(call, at)
-    ends, maps = _exchange_states(call, at, halos)
-    entering, final = compose(plan, ends, maps)
+    if ranks_that_go_on(call.step.plan):
+        _go_on_from_other_ranks(call)
     if call.metadata.pooled is not None:
-        if step.rank in entering:
-            first = slots[at.order[:1]]
-            states.write(first, halos[:1], entering[step.rank][None])
-        call.run(call.metadata.pooled, step.own_rows)
-    # The owner of a request's end has another rounding of its state; all ranks go on with the same bits.
-    states.write(slots, tails, final)
+        scan_own_rows(call)
+    share_final_states(call)
 
 
-def _exchange_tails(call: CoreCall, at: _Indices) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows before this rank's segments and at the end of every request, ``[n, channels, taps - 1]``."""
-    earlier = call.states.conv[call.pooled_slots].transpose(1, 2).flatten(0, 1)
-    sent = call.step.group.all_gather(call.mixed_qkv[at.send_rows], dim=0)
-    table = torch.cat([sent, earlier.to(sent.dtype)])
-    return table[at.halos].transpose(1, 2), table[at.tails].transpose(1, 2)
+def _go_on_from_other_ranks(call: CoreCall) -> None:
+    """Write the states before this rank's rows to the slot of the request that it goes on with."""
+    step = call.step
+    at = step.once("two_pass", lambda: _indices(call))
+    halo = _exchange_halos(call, at)
+    ends, maps = _exchange_states(call, at, halo)
+    if step.plan.receives_state(step.rank):
+        entering = entering_state(step.plan, step.rank, ends, maps)
+        call.states.write(_slot(call, step.plan.segments(step.rank)[0]), halo, entering[None])
 
 
-def _exchange_states(call: CoreCall, at: _Indices, halos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What :func:`compose` takes, of all ranks."""
-    plan, rank, shape = call.step.plan, call.step.rank, call.shape
-    heads, value_size, key_size = shape.value_heads, shape.value_size, shape.key_size
-    count = states_per_rank(plan)
-    send = torch.zeros(count * value_size + key_size, heads * key_size, dtype=torch.float32, device=halos.device)
-    own_ends = send[: count * value_size].view(count, heads, value_size, key_size)
-    own_map = send[count * value_size :].view(heads, key_size, key_size)
-    if plan.segments(rank):
-        ends, maps = _first_pass(call, at, halos)
-        begun = int(plan.receives_state(rank))  # the segments from here on begin a request
-        starts = call.states.recurrent[call.pooled_slots[at.order[begun:]]].float()
-        own_ends[: len(ends)] = ends
-        own_ends[begun : len(ends)] += starts @ maps[begun:]
-        own_map.copy_(maps[0])
-    call.trace("rank %d sends %d bytes of states", rank, send.numel() * send.element_size())
-    received = call.step.group.all_gather(send[None], dim=0)
-    ends, maps = received.split([count * value_size, key_size], dim=1)
-    return (
-        ends.reshape(plan.world_size, count, heads, value_size, key_size),
-        maps.reshape(plan.world_size, heads, key_size, key_size),
-    )
+def _exchange_halos(call: CoreCall, at: _Indices) -> torch.Tensor:
+    """The rows before this rank's slice, ``[1, channels, taps - 1]``; without rows if it goes on with no request."""
+    step = call.step
+    table = step.group.all_gather(call.mixed_qkv[at.send_rows], dim=0)
+    if len(at.halo):
+        earlier = call.states.conv[_slot(call, step.plan.segments(step.rank)[0])][0].T
+        table = torch.cat([table, earlier.to(table.dtype)])
+    return table[at.halo].T[None]
 
 
-def _first_pass(call: CoreCall, at: _Indices, halos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each of this rank's segments, the state it leaves from zero, and its map; float32."""
+def _exchange_states(call: CoreCall, at: _Indices, halo: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`entering_state` takes, of all ranks."""
+    step, shape = call.step, call.shape
+    heads, sizes = shape.value_heads, [shape.value_size, shape.key_size]
+    # Nobody reads what a rank sends whose last segment ends its request.
+    send = torch.zeros(heads, sum(sizes), shape.key_size, dtype=torch.float32, device=halo.device)
+    if step.plan.sends_state(step.rank):
+        end, through = send.split(sizes, dim=1)
+        segment = step.plan.segments(step.rank)[-1]
+        found, mapped = _first_pass(call, at, segment, halo)
+        end.copy_(found[0])
+        through.copy_(mapped[0])
+        if segment.starts_request:
+            end += call.states.recurrent[_slot(call, segment)][0].float() @ mapped[0]
+    call.trace("rank %d sends %d bytes of states", step.rank, send.numel() * send.element_size())
+    ends, maps = step.group.all_gather(send[None], dim=0).split(sizes, dim=2)
+    return ends, maps
+
+
+def _first_pass(
+    call: CoreCall, at: _Indices, segment: Segment, halo: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of this rank's last segment, the state it leaves from zero, and its map; float32."""
     layer, own = call.layer, call.step.own_rows
-    segments = len(at.order)
+    rows = slice(own.stop - segment.rows, own.stop)
+    earlier = call.states.conv[_slot(call, segment)].to(halo.dtype) if segment.starts_request else halo
     return gdn_prefill_segment(
-        call.mixed_qkv[own],
-        call.a[own],
-        call.b[own],
+        call.mixed_qkv[rows],
+        call.a[rows],
+        call.b[rows],
         conv_weight=call.conv_weight,
         conv_bias=layer.conv1d.bias,
-        conv_state=halos.contiguous(),
-        slots=torch.arange(segments, device=halos.device),
-        has_initial_state=torch.ones(segments, dtype=torch.bool, device=halos.device),
+        conv_state=earlier.contiguous(),
+        slots=at.slot,
+        has_initial_state=at.resumed,
         cu_seqlens=at.cu_seqlens,
         A_log=layer.A_log,
         dt_bias=layer.dt_bias,
@@ -112,18 +116,20 @@ def _first_pass(call: CoreCall, at: _Indices, halos: torch.Tensor) -> tuple[torc
     )
 
 
+def _slot(call: CoreCall, segment: Segment) -> torch.Tensor:
+    """The slot of a segment's request, int64 ``[1]``."""
+    return call.metadata.slots[segment.request : segment.request + 1]
+
+
 def _indices(call: CoreCall) -> _Indices:
-    plan: PcpPlan = call.step.plan
-    rank = call.step.rank
-    exchange = TailExchange.of(plan, call.shape.taps - 1)
-    segments = plan.segments(rank)
-    first, _ = plan.slice_bounds(rank)
-    starts = [plan.pool_start_loc[plan.group_order[s.request]] + s.start - first for s in segments]
-    ends = [start + s.rows for start, s in zip(starts, segments, strict=True)]
+    plan, rank = call.step.plan, call.step.rank
+    exchange = HaloExchange.of(plan, call.shape.taps - 1)
+    last = plan.segments(rank)[-1].rows if plan.segments(rank) else 0
+    slot = call.index([0])
     return _Indices(
         send_rows=call.index(exchange.send_rows[rank]),
-        halos=call.index(exchange.halos[rank]),
-        tails=call.index(exchange.tails),
-        order=call.index([plan.group_order[s.request] for s in segments]),
-        cu_seqlens=call.index([0, *ends]),
+        halo=call.index(exchange.halos[rank]),
+        slot=slot,
+        resumed=torch.ones_like(slot, dtype=torch.bool),
+        cu_seqlens=call.index([0, last]),
     )
