@@ -73,7 +73,10 @@ print("RESULT " + json.dumps(faults))
 def test_live_objects_come_from_the_sources_that_were_found_without_importing() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOM_", "VLLM_PLUGINS"))}
     environment |= {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    command = [sys.executable, "-c", LIVE, json.dumps(TARGETS)]
+    # This module alone cannot be imported without the package that it serves; its sources are compared all the same.
+    without_ray = importlib.util.find_spec("ray") is None
+    live = [text for text in TARGETS if not (without_ray and text.startswith("vllm.v1.executor.ray_executor_v2:"))]
+    command = [sys.executable, "-c", LIVE, json.dumps(live)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
