@@ -118,6 +118,26 @@ def _qwen3_5(family: str, values: Values) -> PreTrainedModel:
     return getattr(transformers, f"{family}ForConditionalGeneration")(config)
 
 
+def _qwen3_vl(values: Values) -> PreTrainedModel:
+    """Two narrow layers of vision, whose outputs go to the first two layers of text, too."""
+    import transformers
+
+    rope = dict(rope_type="default", rope_theta=10000.0, mrope_section=[6, 5, 5], mrope_interleaved=True)
+    vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=16, spatial_merge_size=2,
+                  temporal_patch_size=2, out_hidden_size=values["hidden_size"], num_position_embeddings=16,
+                  deepstack_visual_indexes=[0, 1])  # fmt: skip
+    config = transformers.Qwen3VLConfig(
+        text_config=dict(values, rope_parameters=rope),
+        vision_config=vision,
+        tie_word_embeddings=False,
+        image_token_id=TOKEN["<|image_pad|>"],
+        video_token_id=TOKEN["<|video_pad|>"],
+        vision_start_token_id=TOKEN["<|vision_start|>"],
+        vision_end_token_id=TOKEN["<|vision_end|>"],
+    )
+    return transformers.Qwen3VLForConditionalGeneration(config)
+
+
 RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3": (lambda: _qwen3({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "llama": (lambda: _llama({**TINY, "intermediate_size": 192}), TINY_VOCAB),
@@ -131,6 +151,7 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     ),
     "qwen3_5": (lambda: _qwen3_5("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_5_moe": (lambda: _qwen3_5("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
+    "qwen3_vl": (lambda: _qwen3_vl({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
     "qwen3_next_demo": (
         lambda: _qwen3_next({**DEMO, **DEMO_GDN, **DEMO_MOE, **NEXT_MOE, "intermediate_size": 768}),

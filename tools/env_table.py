@@ -1,8 +1,8 @@
 """Keep the README's table of environment variables equal to the one in `atom_patches/core/settings.py`.
 
-    python tools/env_table.py            # print the table
-    python tools/env_table.py --write    # put it between the markers in README.md
-    python tools/env_table.py --check    # exit status 1 if README.md has another one
+python tools/env_table.py            # print the table
+python tools/env_table.py --write    # put it between the markers in README.md
+python tools/env_table.py --check    # exit status 1 if README.md has another one
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ CACHING = (f"{PCP}::test_two_ranks[qwen3_next caching]",)
 CHUNKED = (f"{PCP}::test_two_ranks[qwen3_5]",)
 CROWDED = (f"{PCP}::test_two_ranks[qwen3_next crowded]",)
 DENSE = (f"{PCP}::test_two_ranks[qwen3]",)
+GRAPHS = ("tests/vllm/test_pcp_graphs.py",)
 CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
 PLAN = ("tests/unit/test_pcp_plan.py",)
 CUTS = ("tests/unit/test_pcp_plan.py", "tests/unit/test_pcp_attention_split.py")
@@ -44,6 +45,9 @@ GDN_PLAN = ("tests/unit/test_pcp_gdn.py",)
 GDN_COST = ("tests/unit/test_pcp_gdn_cost.py",)
 TWO_PASS = (f"{PCP}::test_two_ranks[qwen3_next two_pass]",)
 TWO_PASS_CHUNKED = (f"{PCP}::test_two_ranks[qwen3_next chunked two_pass]",)
+GDN_MODES_TESTS = ("tests/vllm/test_pcp_gdn_modes.py::test_the_packages_scan_ran",)
+GDN_RANKS = ("tests/vllm/test_pcp_gdn_ranks.py",)
+FINAL_STATES = ("tests/vllm/test_pcp_final_states.py",)
 HEADS = (f"{PCP}::test_two_ranks[qwen3_next_heads all_to_all]",)
 
 
@@ -84,7 +88,9 @@ MEMBERS = _removed(
         "attention_support": DENSE,
         "block_sizes": CONFIGS,
         "block_table": DENSE,
+        "capture_split": GRAPHS,
         "cpu_attention": DENSE,
+        "deepstack": ("tests/vllm/test_pcp_prompts.py::test_two_ranks[qwen3_vl pictures]",),
         "flash_attention": ("tests/vllm/test_pcp_backends.py",),
         "flash_attention_queries": ("tests/vllm/test_pcp_backends.py",),
         "gated_delta_net": HYBRID,
@@ -165,31 +171,53 @@ TRANSITIONS = [
     Mutant(
         f"{GDN_MODES}/relay.py", HYBRID, "    call.states.unpack(call.metadata.slots[request : request + 1], packed)\n"
     ),
-    Mutant(
-        f"{GDN_MODES}/relay.py", HYBRID, "        if owner != step.rank:\n            states.unpack(slots, packed)\n"
-    ),
+    Mutant(f"{GDN_MODES}/final_states.py", GDN_RANKS, "one.unpack(at, part.view(size))", "pass"),
+    Mutant(f"{GDN_MODES}/final_states.py", GDN_RANKS, "len(layers) == len(call.step.recurrent)", "len(layers) == 1"),
+    Mutant(f"{GDN_MODES}/final_states.py", FINAL_STATES, "many // len(finished)", "many"),
+    Mutant(f"{GDN_MODES}/final_states.py", FINAL_STATES, "requests in finished.split(many)", "requests in [finished]"),
     Mutant(f"{GDN_MODES}/core_call.py", CROWDED, "        self.states.clear(self.metadata.fresh)\n"),
-    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "entering[step.rank][None])", "0 * entering[step.rank][None])"),
-    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "    states.write(slots, tails, final)\n"),
-    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS_CHUNKED, "+= starts @ maps[begun:]", "+= 0"),
-    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS_CHUNKED, "earlier.to(sent.dtype)", "0 * earlier.to(sent.dtype)"),
-    Mutant(f"{GDN_MODES}/head_all_to_all.py", HEADS, "    _share_final_states(call, share, conv, recurrent)\n"),
+    Mutant(f"{GDN_MODES}/relay.py", GDN_RANKS, "slots[request : request + 1], packed", "slots[-1:], packed"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "halo, entering[None])", "halo, 0 * entering[None])"),
+    Mutant(f"{GDN_MODES}/two_pass.py", TWO_PASS, "    share_final_states(call)\n"),
+    Mutant(f"{GDN_MODES}/two_pass.py", GDN_RANKS, "halo, entering[None])", "0 * halo, entering[None])"),
+    Mutant(f"{GDN_MODES}/two_pass.py", GDN_RANKS, "earlier.to(table.dtype)", "0 * earlier.to(table.dtype)"),
+    Mutant(f"{GDN_MODES}/two_pass.py", GDN_RANKS, "[0].float() @ mapped[0]", "[0].float() @ mapped[0] * 0"),
+    Mutant(f"{GDN_MODES}/two_pass.py", GDN_RANKS, "own.stop - segment.rows", "own.start"),
+    Mutant(f"{GDN_MODES}/two_pass.py", GDN_RANKS, ".to(halo.dtype) if", ".to(halo.dtype) * 0 if"),
+    Mutant(f"{GDN_MODES}/own_rows.py", GDN_RANKS, "[segments.order]", "[segments.order.flip(0)]"),
+    Mutant(f"{GDN_MODES}/own_rows.py", GDN_RANKS, "call.core_attn_out[rows] = GDN", "_ = GDN"),
+    Mutant(f"{GDN_MODES}/own_rows.py", GDN_MODES_TESTS, "provider in NOT_OURS", "True"),
     Mutant(
-        f"{GDN_MODES}/head_all_to_all.py", HEADS, "share.channels.flatten()]", "share.channels.flatten().sort().values]"
+        f"{GDN_MODES}/head_all_to_all.py", GDN_RANKS, "        _share_final_states(call, share, *some)", "        pass"
+    ),
+    Mutant(
+        f"{GDN_MODES}/head_all_to_all.py",
+        GDN_RANKS,
+        "share.channels.flatten()]",
+        "share.channels.flatten().sort().values]",
+    ),
+    Mutant(
+        f"{GDN_MODES}/head_all_to_all.py",
+        HEADS,
+        "transpose(0, 1).flatten(1, 2)[: len",
+        "flip(0).transpose(0, 1).flatten(1, 2)[: len",
     ),
     Mutant("atom_patches/vllm/pcp/_recurrence.py", CONFIGS, "if heads % ranks:", "if False:"),
-    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "end + carried @ maps[rank]", "end + carried"),
-    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "(plan.group_order[request] + 1) * past", "past"),
-    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "entering[rank] = carried", "entering[rank] = end"),
+    Mutant(
+        "atom_patches/runtime/pcp_gdn.py",
+        GDN_PLAN,
+        "torch.baddbmm(ends[between], state, maps[between])",
+        "ends[between] + state",
+    ),
+    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, "sent + past + row", "sent + row"),
+    Mutant("atom_patches/runtime/pcp_gdn.py", GDN_PLAN, " and len(plan.segments(first)) == 1", ""),
     Mutant(
         "atom_patches/runtime/pcp_gdn.py",
         GDN_PLAN,
         "2 * key_heads * key_size + values",
         "key_heads * key_size + values",
     ),
-    Mutant(
-        "atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "ready + hop if plan.receives_state(rank)", "hop if False"
-    ),
+    Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "max(at[rank], at[rank - 1] + hop)", "at[rank] + hop"),
     Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "max(work, longest * rates.depth)", "work"),
     Mutant(STEP, CHUNKED, "self.context_len(s.request) + s.end", "s.end"),
     Mutant(STEP, CACHING, "_Query(s.request, s.rows, batch.seq_lens[s.request])", "_Query(s.request, s.rows, s.end)"),
@@ -204,8 +232,8 @@ TRANSITIONS = [
     Mutant(
         "atom_patches/runtime/pcp_figures.py",
         FIGURES,
-        "handed_on + others * len(plan.pooled)",
-        "others * len(plan.pooled)",
+        "handed_on * gdn.slot_bytes + final",
+        "final",
     ),
     Mutant("atom_patches/runtime/pcp_figures.py", FIGURES, "if src != dst", "if True"),
     Mutant("atom_patches/runtime/pcp_figures.py", FIGURES, "pooled_rows=plan.pool_size", "pooled_rows=plan.slice_size"),
@@ -223,12 +251,30 @@ TRANSITIONS = [
         "original(tp_size_, 1, dp_size_",
         "original(tp_size_, pcp_size_, dp_size_",
     ),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", DENSE, "step.take(positions, dim=-1)", "positions"),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "descriptor = _split(descriptor)", "pass"),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, ", invalid_modes={CUDAGraphMode.FULL}", ""),
     Mutant(
-        "atom_patches/vllm/pcp/model_forward.py",
-        DENSE,
-        "step.take(positions, dim=-1)",
-        "positions[..., : step.plan.rows_per_rank]",
-    ),  # noqa: E501
+        "atom_patches/vllm/adapters/pcp_graphs.py",
+        GRAPHS,
+        "SplitBatchDescriptor):\n        return False",
+        "SplitBatchDescriptor):\n        return True",
+    ),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "buffer.narrow(dim, 0, rows.shape[dim]).copy_(rows)", "pass"
+    ),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_graphs.py",
+        GRAPHS,
+        "context.cudagraph_runtime_mode, context.batch_descriptor = outer",
+        "pass",
+    ),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_graphs.py",
+        GRAPHS,
+        "batch_descriptor=_split(descriptor),",
+        "batch_descriptor=descriptor,",
+    ),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "max(first - offset, 0)", "max(first - offset, 1)"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "not segments[-1].ends_request", "segments[-1].ends_request"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "len(plan.replicated) + offset", "offset"),
@@ -242,6 +288,14 @@ TRANSITIONS = [
     Mutant("atom_patches/runtime/pcp_attention_split.py", CUTS, "if gained > 0 else", "if gained >= 0 else"),
     Mutant("atom_patches/vllm/adapters/pcp_queries.py", QUERIES, "output[self._send_rows] = returned", "pass"),
     Mutant("atom_patches/vllm/adapters/pcp_queries.py", QUERIES, "(self._replicated + exchange", "(exchange"),
+    Mutant("atom_patches/vllm/adapters/pcp_queries.py", QUERIES, "rows.view(torch.uint8) if rows", "rows if rows"),
+    Mutant(
+        "atom_patches/vllm/pcp/deepstack.py",
+        ("tests/vllm/test_pcp_prompts.py::test_two_ranks[qwen3_vl pictures]",),
+        "= level[step.local_rows]",
+        "= level[: len(step.local_rows)]",
+    ),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, "math.lcm(tile, *_scale_block(config))", "tile"),
     Mutant(
         "atom_patches/vllm/adapters/pcp_step.py",
         ZIGZAG,

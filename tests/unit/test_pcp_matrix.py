@@ -110,11 +110,15 @@ def config_of(combo: Combo) -> Any:
     text = SimpleNamespace(moe_intermediate_size=model.expert_width, linear_num_key_heads=model.key_heads)
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            is_moe=bool(model.expert_width), is_hybrid=bool(model.key_heads), hf_text_config=text
+            is_moe=bool(model.expert_width),
+            is_hybrid=bool(model.key_heads),
+            hf_text_config=text,
+            model_arch_config=SimpleNamespace(quantization_config=None),
         ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=1,
             prefill_context_parallel_size=combo.world,
+            data_parallel_size=1,
             enable_expert_parallel=combo.options.get("enable_expert_parallel", False),
         ),
         device_config=SimpleNamespace(device_type="cpu"),

@@ -10,9 +10,11 @@ configuration.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,10 @@ def ask_again(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     from atom_patches.vllm.pcp._config import pcp_enabled
 
     for path, value in changes.items():
-        part, _, name = path.partition(".")
-        setattr(getattr(config, part), name, value)
+        *parts, name = path.split(".")
+        owner = functools.reduce(getattr, parts, config)
+        kind = type(getattr(owner, name))
+        setattr(owner, name, kind[value] if issubclass(kind, Enum) else value)
     return {"accepted": pcp_enabled(config).reason}
 
 

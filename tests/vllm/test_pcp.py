@@ -304,10 +304,11 @@ def test_nothing_is_held_afterwards(two: Results, key: str) -> None:
 @pytest.mark.parametrize("key", ["qwen3_next"])
 def test_every_member_is_in_place(two: Results, key: str) -> None:
     paged = ("flash_attention", "flash_attention_queries", "triton_attention", "triton_attention_queries")
-    not_here = {f"vllm.pcp.{name}" for name in (*paged, "moe_parallel")}
+    others = ("moe_parallel", "deepstack", "dp_rows", "dp_naive", "dp_exchange", "ray_environment", "worker_end")
+    not_here = {f"vllm.pcp.{name}" for name in (*paged, *others)}
     for result in two[key]:
         states = {name: state for name, state in result["patches"].items() if name.startswith("vllm.pcp.")}
-        assert len(states) == 22
+        assert len(states) == 29
         assert {name for name, state in states.items() if state != "applied"} <= not_here
 
 

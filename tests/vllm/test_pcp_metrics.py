@@ -28,6 +28,8 @@ ENGINES = {
         "qwen3_next",
         {"ATOM_PCP_GDN": "two_pass", "ATOM_PCP_ATTENTION": "contiguous", "ATOM_PCP_MOE": "replicate"},
     ),
+    "two_pass zigzag": ("qwen3_next", {"ATOM_PCP_GDN": "two_pass", "ATOM_PCP_ATTENTION": "zigzag"}),
+    "heads": ("qwen3_next_heads", {"ATOM_PCP_GDN": "head_all_to_all", "ATOM_PCP_ATTENTION": "zigzag"}),
     "redundant shard": ("qwen3_next", {"ATOM_PCP_GDN": "redundant", "ATOM_PCP_ATTENTION": "contiguous"}),
 }
 

@@ -4,8 +4,9 @@
 
 PLAN is a list of engines: `model`; `options` of LLM; `env` for this engine alone; `setup`, a module whose `install` is
 called first, and whose `report`, if it has one, last; `targets`, functions of vLLM to look at afterwards; `waves`, each
-a list of requests. A request has a `prompt` (token ids), `sampling` parameters, the engine step `at` which it arrives,
-and the step `abort_at` which it is aborted, if any. `probe` counts rows on the workers.
+a list of requests. A request has a `prompt` (token ids; tests/vllm/rich_prompts.py says what else), `sampling`
+parameters, the engine step `at` which it arrives, and the step `abort_at` which it is aborted, if any. `probe` counts
+rows on the workers.
 
 RESULT holds for every engine what each request gave, what the workers' modules saw, each patch's state in this
 process, and whether the engine's functions are the ones that vLLM shipped.
@@ -20,6 +21,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.vllm.rich_prompts import engine_prompt
 
 #: What stands in a log before the lines of each engine.
 BEGINS = "=== the next engine begins"
@@ -67,8 +70,7 @@ def send(llm: Any, wave: list[dict[str, Any]], name: str) -> list[Output | None]
     while step <= last_event or engine.has_unfinished_requests():
         for request_id, request in zip(ids, wave, strict=True):
             if request.get("at", 0) == step:
-                prompt = {"prompt_token_ids": request["prompt"]}
-                engine.add_request(request_id, prompt, sampling_params(request["sampling"]))
+                engine.add_request(request_id, engine_prompt(request), sampling_params(request["sampling"]))
             if request.get("abort_at") == step:
                 engine.abort_request([request_id])
         for output in engine.step():
@@ -135,12 +137,12 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     setup = importlib.import_module(engine["setup"]) if engine.get("setup") else None
     if setup is not None:
         setup.install()
-    options = dict(engine["options"])
+    options = {"dtype": "float32", **engine["options"]}
     if options.get("distributed_executor_backend") == "uni":
         options["distributed_executor_backend"] = UniProcExecutor
     if engine.get("probe"):
         options["worker_extension_cls"] = "row_probe.RowProbe"
-    llm = LLM(model=engine["model"], dtype="float32", enforce_eager=True, seed=0, disable_log_stats=False, **options)
+    llm = LLM(model=engine["model"], enforce_eager=True, seed=0, disable_log_stats=False, **options)
     try:
         result: dict[str, Any] = {"waves": [], "rows": [], "free_before": free_blocks(llm)}
         if engine.get("probe"):

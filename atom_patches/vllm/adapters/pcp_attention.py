@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from atom_patches.core import settings
+from atom_patches.runtime.pcp_gdn_cost import AUTOMATIC
+from atom_patches.runtime.pcp_gdn_memory import held_bytes
 from atom_patches.vllm.adapters.pcp_shapes import gdn_shape
 from atom_patches.vllm.adapters.pcp_step import SplitStep, current_split_step, logger
 
@@ -58,6 +60,8 @@ def gather_before_write(write: Callable[..., None]) -> Callable[..., None]:
         step = current_split_step()
         if step is not None:
             key, value = gather_key_value(step, layer, key, value)
+            # The slots of a replicated step would end with a graph's padding, and no keys go there.
+            slot_mapping = slot_mapping[: len(key)]
         write(self, layer, key, value, kv_cache, slot_mapping)
 
     return do_kv_cache_update
@@ -103,7 +107,7 @@ def answer_moved_queries(
 
 def largest_exchange(runner: GPUModelRunner, tokens: int, rows: int) -> int:
     """Elements that a split step holds at once, at most, to gather hidden states, to run full attention, or to run a
-    recurrent layer `redundant`ly. What `two_pass` and `head_all_to_all` exchange is not counted.
+    recurrent layer.
 
     Args:
         tokens: rows of the whole step.
@@ -118,10 +122,12 @@ def largest_exchange(runner: GPUModelRunner, tokens: int, rows: int) -> int:
     # What is sent and what is received, of queries and then of answers.
     queries = 2 * rows * model.get_num_attention_heads(parallel) * head if moves else 0
     recurrent = 0
-    if model.is_hybrid and settings.pcp_gdn() in ("auto", "redundant"):
-        row = gdn_shape(runner.vllm_config)
-        # The gathered slices, all rows in order, their parts by themselves, and the outputs.
-        recurrent = tokens * (3 * row.row_bytes + row.output_bytes) // row.element_bytes
+    if model.is_hybrid:
+        ranks, shape = parallel.prefill_context_parallel_size, gdn_shape(runner.vllm_config)
+        asked = settings.pcp_gdn()
+        modes: tuple[str, ...] = AUTOMATIC if asked == "auto" else (asked,)
+        held = (held_bytes(mode, ranks, tokens, rows, runner.max_num_reqs, shape) for mode in modes)
+        recurrent = max(held) // shape.element_bytes
     return max(hidden, keys_values, queries, recurrent)
 
 

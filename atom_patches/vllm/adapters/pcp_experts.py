@@ -5,8 +5,9 @@ Imports neither torch nor vLLM: `vllm/pcp/_config.py` asks in the parent process
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import settings
 
@@ -27,6 +28,11 @@ def expert_mode(config: VllmConfig) -> str:
     return "shard" if _cuts_evenly(config, _all_ranks(config)) else "replicate"
 
 
+def experts_are_spread(config: VllmConfig) -> bool:
+    """Whether the model has experts, and no rank holds all of them whole, so that rows meet at their ranks."""
+    return config.model_config.is_moe and expert_mode(config) != "replicate"
+
+
 def unserved_experts(config: VllmConfig) -> Iterator[str]:
     """One line for each way in which the experts cannot be spread as asked."""
     if not config.model_config.is_moe:
@@ -44,23 +50,30 @@ def unserved_experts(config: VllmConfig) -> Iterator[str]:
 
 
 def _unserved_slices(config: VllmConfig, asked: str) -> Iterator[str]:
-    tensor = config.parallel_config.tensor_parallel_size
+    others = "--tensor-parallel-size"
+    if config.parallel_config.data_parallel_size > 1:
+        others += " times --data-parallel-size"
     if asked == "shard" and not _cuts_evenly(config, _all_ranks(config)):
-        ranks = f"{_all_ranks(config)} {_slices(config)} (--tensor-parallel-size times --prefill-context-parallel-size)"
+        ranks = f"{_all_ranks(config)} {_slices(config)} ({others} times --prefill-context-parallel-size)"
         yield (
             f"the experts' intermediate size {_width(config)} cannot be cut into {ranks}, as ATOM_PCP_MOE=shard asks; "
             "unset it, pass --enable-expert-parallel, or other sizes"
         )
-    if asked in ("auto", "replicate") and not _cuts_evenly(config, tensor):
+    if asked in ("auto", "replicate") and not _cuts_evenly(config, _other_ranks(config)):
         yield (
-            f"the experts' intermediate size {_width(config)} cannot be cut into {tensor} {_slices(config)} "
-            "(--tensor-parallel-size); pass --enable-expert-parallel, or another size"
+            f"the experts' intermediate size {_width(config)} cannot be cut into {_other_ranks(config)} "
+            f"{_slices(config)} ({others}); pass --enable-expert-parallel, or another size"
         )
 
 
 def _all_ranks(config: VllmConfig) -> int:
     """The ranks over which vLLM cuts each expert."""
-    return config.parallel_config.tensor_parallel_size * config.parallel_config.prefill_context_parallel_size
+    return _other_ranks(config) * config.parallel_config.prefill_context_parallel_size
+
+
+def _other_ranks(config: VllmConfig) -> int:
+    """The ranks over which each expert is cut anyway, without prefill context parallelism."""
+    return config.parallel_config.tensor_parallel_size * config.parallel_config.data_parallel_size
 
 
 def _width(config: VllmConfig) -> int:
@@ -68,7 +81,14 @@ def _width(config: VllmConfig) -> int:
 
 
 def _multiple(config: VllmConfig) -> int:
-    return CPU_EXPERT_TILE if config.device_config.device_type == "cpu" else 1
+    tile = CPU_EXPERT_TILE if config.device_config.device_type == "cpu" else 1
+    return math.lcm(tile, *_scale_block(config))
+
+
+def _scale_block(config: VllmConfig) -> list[int]:
+    """The block of weights that shares one scale in an FP8 checkpoint; vLLM cuts experts between blocks only."""
+    described: dict[str, Any] = config.model_config.model_arch_config.quantization_config or {}
+    return described.get("weight_block_size") or []
 
 
 def _slices(config: VllmConfig) -> str:

@@ -1,6 +1,7 @@
 """Full attention's queries move to the ranks that answer them, and the answers back, where rows stay contiguous.
 
-Keys and values do not move: every rank's cache has all of them before a query is answered.
+Keys and values do not move: every rank's cache has all of them before a query is answered. Rows of one-byte elements
+(FP8 queries of an FP8 cache) move as bytes, since neither indexing nor every collective takes FP8.
 """
 
 from __future__ import annotations
@@ -39,24 +40,26 @@ class QueryMover:
         Args:
             query: ``[rows_per_rank, heads, head_size]``, this rank's contiguous rows.
         """
-        collected = query.new_empty((self._replicated + sum(self._receives), *query.shape[1:]))
-        collected[: self._replicated] = query[: self._replicated]
+        rows = _movable(query)
+        collected = rows.new_empty((self._replicated + sum(self._receives), *rows.shape[1:]))
+        collected[: self._replicated] = rows[: self._replicated]
         torch.distributed.all_to_all_single(
             collected[self._replicated :],
-            query.index_select(0, self._send_rows),
+            rows.index_select(0, self._send_rows),
             self._receives,
             self._sends,
             group=self._group,
         )
-        return collected
+        return collected.view(query.dtype)
 
     def hand_back(self, answers: torch.Tensor, output: torch.Tensor) -> None:
         """Write the answers to this rank's contiguous rows; padded rows become zero.
 
         Args:
             answers: as :meth:`collect` orders the queries.
-            output: ``[rows_per_rank, heads, head_size]``.
+            output: ``[rows_per_rank, heads, head_size]``, of the answers' dtype.
         """
+        answers, output = _movable(answers), _movable(output)
         returned = answers.new_empty((sum(self._sends), *answers.shape[1:]))
         torch.distributed.all_to_all_single(
             returned, answers[self._replicated :], self._sends, self._receives, group=self._group
@@ -64,3 +67,8 @@ class QueryMover:
         output[: self._replicated] = answers[: self._replicated]
         output[self._send_rows] = returned
         output[self._replicated + sum(self._sends) :] = 0
+
+
+def _movable(rows: torch.Tensor) -> torch.Tensor:
+    """The same memory, as bytes where an element is one. A zero byte is zero in every FP8 format."""
+    return rows.view(torch.uint8) if rows.dtype.itemsize == 1 else rows

@@ -25,6 +25,7 @@ from atom_patches.runtime.pcp import PcpPlan, Segment, plan_step
 from atom_patches.runtime.pcp_attention_split import AttentionShape, QueryExchange, choose_layout
 from atom_patches.runtime.pcp_cuts import Layout
 from atom_patches.vllm.adapters.pcp_queries import QueryMover
+from atom_patches.vllm.adapters.pcp_shapes import layers_in_a_row
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -60,6 +61,7 @@ class SplitStep(dict[str, Any]):
         plan: how the step's rows are spread.
         group: the prefill-context-parallel group.
         recurrent: by recurrent layer, what :class:`RecurrentMetadata` holds.
+        in_a_row: recurrent layers that follow each other before all ranks meet.
         queries: moves full attention's queries to where they are answered; None if they are answered where they are.
         local_rows: global row of each of this rank's rows, int64 ``[rows_per_rank]``, on the device.
     """
@@ -70,6 +72,7 @@ class SplitStep(dict[str, Any]):
         self.group = group
         self.rank: int = group.rank_in_group
         self.recurrent: dict[str, RecurrentMetadata] = {}
+        self.in_a_row = 1
         self.queries: QueryMover | None = None
         self._shared: dict[str, Any] = {}
         self.local_rows = plan.local_rows(self.rank).to(device, non_blocking=True)
@@ -99,12 +102,13 @@ class SplitStep(dict[str, Any]):
         """All rows of the step, in global order, from this rank's rows.
 
         Args:
-            rows: ``[rows_per_rank, ...]``.
+            rows: ``[rows_per_rank, ...]``; what a graph's padding adds is left out.
 
         Returns:
             ``[num_tokens, ...]``; one all-gather of the pool's slices.
         """
-        slices = self.group.all_gather(rows[self.num_replicated :].contiguous(), dim=0)
+        pooled = rows[self.num_replicated : self.plan.rows_per_rank]
+        slices = self.group.all_gather(pooled.contiguous(), dim=0)
         whole = slices.index_select(0, self._gathered_rows)
         whole[self._replicated_rows] = rows[: self.num_replicated]
         return whole
@@ -124,15 +128,6 @@ def current_split_step() -> SplitStep | None:
     """The split step that the current forward pass runs, or None in any other forward pass."""
     metadata = get_forward_context().attn_metadata
     return metadata if isinstance(metadata, SplitStep) else None
-
-
-def in_replicated_step() -> bool:
-    """Whether the current forward pass runs a real step whole on every rank.
-
-    Profiling and dummy passes carry no metadata and count as neither.
-    """
-    metadata = get_forward_context().attn_metadata
-    return metadata is not None and not isinstance(metadata, SplitStep)
 
 
 @contextmanager
@@ -201,7 +196,11 @@ def split_step(
                 step.update(dict.fromkeys(names, recurrent.whole))
             else:
                 local = batch.common(attention, block_table, slot_mappings[group_id])
-                step.update(dict.fromkeys(names, builder.build(common_prefix_len=0, common_attn_metadata=local)))
+                # Cut requests and padded rows count as requests; FlashAttention's schedule, made ahead, holds
+                # `max_num_seqs` of them. Without it the kernel makes its own.
+                many = len(attention) > runner.max_num_reqs
+                step.update(dict.fromkeys(names, builder.build(0, local, fast_build=many)))
+    step.in_a_row = layers_in_a_row(runner.vllm_config, len(step.recurrent), len(step) - len(step.recurrent))
     if settings.pcp_debug():
         _trace_split(step)
     return step
@@ -291,7 +290,10 @@ def _recurrent_metadata(
     """
 
     def build(queries: list[_Query]) -> GDNAttentionMetadata | None:
-        return builder.build(0, batch.common(queries, block_table, slot_mapping)) if queries else None
+        if not queries:
+            return None
+        metadata = builder.build(0, batch.common(queries, block_table, slot_mapping))
+        return _apart(metadata) if builder.use_full_cuda_graph else metadata
 
     requests = len(batch.plan.query_lens)
     seq_lens = torch.tensor(batch.seq_lens, device=batch.device)
@@ -306,6 +308,16 @@ def _recurrent_metadata(
         slots=slots,
         fresh=slots[torch.tensor(fresh, dtype=torch.int64, device=batch.device)],
     )
+
+
+def _apart(metadata: GDNAttentionMetadata) -> GDNAttentionMetadata:
+    """Metadata with tensors of its own: for full graphs, the builder puts all decodes into the same buffers."""
+    copied = {
+        name: value.clone()
+        for name in ("non_spec_state_indices_tensor", "non_spec_query_start_loc")
+        if (value := getattr(metadata, name)) is not None
+    }
+    return replace(metadata, **copied)
 
 
 def _trace_split(step: SplitStep) -> None:

@@ -13,6 +13,7 @@ from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH
 
 from atom_patches.core import PatchError, settings
 from atom_patches.vllm.adapters.pcp_attention import writes_gathered
+from atom_patches.vllm.adapters.pcp_step import logger
 
 
 def check_layers(config: VllmConfig) -> None:
@@ -25,6 +26,15 @@ def check_layers(config: VllmConfig) -> None:
         problem = _problem(layer)
         if problem is not None:
             raise PatchError(f"prefill context parallelism cannot serve layer {name}: {problem}")
+
+
+def tell_unproven(config: VllmConfig) -> None:
+    """Say once, in the first rank's log, that nobody has compared answers on this platform yet."""
+    device = config.device_config.device_type
+    if device != "cpu" and get_world_group().rank_in_group == 0:
+        logger.warning(
+            "prefill context parallelism on %s: answers were not compared with one device's yet; compare yours", device
+        )
 
 
 def check_ranks_agree() -> None:

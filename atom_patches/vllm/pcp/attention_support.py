@@ -31,11 +31,12 @@ PATCH = Patch(
 @PATCH.around
 def accept_gathering_backends(original: Callable[[VllmConfig], None]) -> Callable[[VllmConfig], None]:
     """Check the layers of an engine under prefill context parallelism by our own rules."""
-    from atom_patches.vllm.adapters.pcp_support import check_layers
+    from atom_patches.vllm.adapters.pcp_support import check_layers, tell_unproven
 
     def check_attention_cp_compatibility(vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.prefill_context_parallel_size > 1:
             check_layers(vllm_config)
+            tell_unproven(vllm_config)
             vllm_config = without_pcp(vllm_config)
         original(vllm_config)
 

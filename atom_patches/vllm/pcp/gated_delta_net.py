@@ -61,6 +61,8 @@ def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
         if step is None:
             original(self, mixed_qkv, b, a, core_attn_out)
         else:
-            run_core(CoreCall(original, self, step, mixed_qkv, b, a, core_attn_out))
+            # A graph may have padded the rows.
+            own = (rows[: step.plan.rows_per_rank] for rows in (mixed_qkv, b, a, core_attn_out))
+            run_core(CoreCall(original, self, step, *own))
 
     return _forward_core

@@ -37,6 +37,7 @@ PATCH = Patch(
 @PATCH.around
 def run_local_rows(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Run the forward pass on this rank's rows."""
+    from atom_patches.vllm.adapters.pcp_graphs import own_inputs, rows_of_one_rank
     from atom_patches.vllm.adapters.pcp_step import current_split_step
 
     def _model_forward(
@@ -50,15 +51,9 @@ def run_local_rows(original: Callable[..., torch.Tensor]) -> Callable[..., torch
         step = current_split_step()
         if step is None:
             return original(self, input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
-        # M-RoPE positions are [3, rows], plain ones [rows].
-        hidden_states = original(
-            self,
-            step.take(input_ids),
-            step.take(positions, dim=-1),
-            intermediate_tensors,
-            step.take(inputs_embeds),
-            **model_kwargs,
-        )
+        with rows_of_one_rank(self, step.plan.rows_per_rank) as graph_rows:
+            ids, places, embeds = own_inputs(self, step, input_ids, positions, inputs_embeds, graph_rows)
+            hidden_states = original(self, ids, places, intermediate_tensors, embeds, **model_kwargs)
         if self.num_prompt_logprobs:
             return step.gather(hidden_states)
         return step.gather_only(hidden_states, [end - 1 for end in step.plan.query_start_loc[1:]])

@@ -35,10 +35,10 @@ def reduce_replicated_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     """Combine the ranks' expert outputs."""
     from vllm.distributed import get_pcp_group
 
-    from atom_patches.vllm.adapters.pcp_step import in_replicated_step
+    from atom_patches.vllm.adapters.pcp_graphs import rows_are_whole
 
     def _maybe_combine(self: MoERunner, shared_output: torch.Tensor | None, hidden_states: torch.Tensor) -> Any:
-        if self.moe_config.pcp_size == 1 or not in_replicated_step():
+        if self.moe_config.pcp_size == 1 or not rows_are_whole():
             return original(self, shared_output, hidden_states)
         hidden_states = get_pcp_group().all_reduce(hidden_states)
         return hidden_states if shared_output is None else (shared_output, hidden_states)

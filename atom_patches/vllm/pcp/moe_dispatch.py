@@ -38,12 +38,13 @@ def gather_split_rows_only(
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Gather rows for the experts unless every rank holds them all."""
     from atom_patches.core import settings
-    from atom_patches.vllm.adapters.pcp_step import current_split_step, in_replicated_step, logger
+    from atom_patches.vllm.adapters.pcp_graphs import rows_are_whole
+    from atom_patches.vllm.adapters.pcp_step import current_split_step, logger
 
     def _maybe_dispatch(
         self: MoERunner, layer: torch.nn.Module, hidden_states: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.moe_config.pcp_size > 1 and in_replicated_step():
+        if self.moe_config.pcp_size > 1 and rows_are_whole():
             return hidden_states, router_logits
         gathered, logits = original(self, layer, hidden_states, router_logits)
         step = current_split_step()
