@@ -7,12 +7,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+Part = tuple[str, Any]
 REPEATS = 3
 NEW = 64
 UNEQUAL = (1, 5, 37, 150, 700, 1500, 2900, 6000)
@@ -21,9 +22,11 @@ UNEQUAL = (1, 5, 37, 150, 700, 1500, 2900, 6000)
 def main() -> None:
     """Do what the plan says."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    found = link(plan) if plan["layout"] == "link" else engine(plan)
-    if os.environ["RANK"] == "0":
-        Path(plan["folder"], "result.json").write_text(json.dumps({**found, "versions": versions()}))
+    found: dict[str, Any] = {"versions": versions()}
+    for part, value in link(plan) if plan["layout"] == "link" else engine(plan):
+        found[part] = value
+        if os.environ["RANK"] == "0":
+            Path(plan["folder"], "result.json").write_text(json.dumps(found))
 
 
 def versions() -> dict[str, str]:
@@ -38,7 +41,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def link(plan: dict[str, Any]) -> dict[str, Any]:
+def link(plan: dict[str, Any]) -> Iterator[Part]:
     """Time collectives by size; `rate` is what one rank receives a second."""
     import torch.distributed as dist
 
@@ -64,7 +67,7 @@ def link(plan: dict[str, Any]) -> dict[str, Any]:
             seconds = _repeated(call, device)
             rows.append({"what": what, "bytes": part.nbytes, "seconds": seconds, "rate": bytes_received / seconds})
     dist.destroy_process_group()
-    return {"rows": rows}
+    yield "rows", rows
 
 
 def _repeated(call: Callable[[], Any], device: torch.device, times: int = 20) -> float:
@@ -86,8 +89,8 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def engine(plan: dict[str, Any]) -> dict[str, Any]:
-    """Start the engine and measure it."""
+def engine(plan: dict[str, Any]) -> Iterator[Part]:
+    """Start the engine and measure it, part by part: a run that is cut short leaves what it has."""
     sys.path.insert(0, str(Path(__file__).parent))
     import seeded_model
     from vllm import LLM
@@ -103,26 +106,24 @@ def engine(plan: dict[str, Any]) -> dict[str, Any]:
         distributed_executor_backend="external_launcher", enforce_eager=plan["eager"],
         max_logprobs=2, disable_log_stats=True, async_scheduling=False, **_platform(plan), **plan["options"],
     )  # fmt: skip
-    found: dict[str, Any] = {"start": time.monotonic() - started}
-    _say("the engine has started")
+    yield "start", time.monotonic() - started
     split = "prefill_context_parallel_size" in plan["options"]
     modes = [_mode(name) for name in plan["modes"]] if split else [{}]
-    found["modes"] = [_prefill(llm, plan["lengths"], size.vocab_size, mode) for mode in modes]
-    _say("prompts are measured")
+    measured = []
+    for mode in modes:
+        measured.append(_prefill(llm, plan["lengths"], size.vocab_size, mode))
+        yield "modes", measured
     _set({})
-    found["decode"] = {batch: _decode_step(llm, batch, size.vocab_size) for batch in (1, 16)}
-    _say("decode steps are measured")
-    found["answers"] = _answers(llm, plan["chunk"], size.vocab_size, modes)
-    return found
+    yield "decode", {batch: _decode_step(llm, batch, size.vocab_size) for batch in (1, 16)}
+    answers: dict[str, list[Any]] = {}
+    for mode in modes:
+        answers |= _answers(llm, plan["chunk"], size.vocab_size, mode)
+        yield "answers", answers
 
 
 def _mode(name: str) -> dict[str, str]:
     """The settings of a mode as the command line names it."""
     return {} if name == "auto" else dict(zip(("ATOM_PCP_GDN", "ATOM_PCP_ATTENTION"), name.split(":"), strict=True))
-
-
-def _say(text: str) -> None:
-    print(f"--- {time.strftime('%X')} {text}", flush=True)
 
 
 def _platform(plan: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +151,6 @@ def _prompt(length: int, seed: int, vocabulary: int) -> dict[str, list[int]]:
 def _prefill(llm: Any, lengths: list[int], vocabulary: int, mode: dict[str, str]) -> dict[str, Any]:
     """Seconds from a request to its first token, by the prompt's length."""
     _set(mode)
-    _say(f"mode {mode}")
     seconds = {}
     for length in lengths:
         spans = [_timed(llm, [_prompt(length, seed, vocabulary)], new=1) for seed in range(1 + REPEATS)]
@@ -181,19 +181,18 @@ def _generate(llm: Any, prompts: list[Any], new: int, logprobs: int | None = Non
     return llm.generate(prompts, params, use_tqdm=False)
 
 
-def _answers(llm: Any, chunk: int, vocabulary: int, modes: list[dict[str, str]]) -> dict[str, list[Any]]:
-    """Tokens and log-probabilities of unequal prompts, at once and in chunks, in every mode."""
+def _answers(llm: Any, chunk: int, vocabulary: int, mode: dict[str, str]) -> dict[str, list[Any]]:
+    """Tokens and log-probabilities of unequal prompts in one mode, at once and in chunks."""
     prompts = [_prompt(length, 1, vocabulary) for length in UNEQUAL]
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     at_once = scheduler.max_num_scheduled_tokens
     found = {}
-    for mode in modes:
-        _set(mode)
-        for name, rows in (("unequal", at_once), ("chunked", chunk)):
-            scheduler.max_num_scheduled_tokens = rows
-            label = f"{name}: {' '.join(mode.values())}" if mode else name
-            found[label] = [_answer(output) for output in _generate(llm, prompts, 16, logprobs=2)]
-        scheduler.max_num_scheduled_tokens = at_once
+    _set(mode)
+    for name, rows in (("unequal", at_once), ("chunked", chunk)):
+        scheduler.max_num_scheduled_tokens = rows
+        label = f"{name}: {' '.join(mode.values())}" if mode else name
+        found[label] = [_answer(output) for output in _generate(llm, prompts, 16, logprobs=2)]
+    scheduler.max_num_scheduled_tokens = at_once
     return found
 
 

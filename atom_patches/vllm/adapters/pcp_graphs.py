@@ -64,7 +64,10 @@ def own_inputs(
     inputs_embeds: torch.Tensor | None,
     graph_rows: int | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """This rank's rows of the model's inputs; a graph's are in the runner's buffers, which it was captured with.
+    """This rank's rows of the model's inputs, in the runner's buffers.
+
+    A graph reads the buffers that it was captured with, and compiled code takes them as they are laid out: M-RoPE's
+    positions have the stride of the longest step.
 
     Args:
         input_ids: ``[num_tokens]``.
@@ -73,12 +76,11 @@ def own_inputs(
         graph_rows: rows of the graph; None to run without.
     """
     own = step.take(input_ids), step.take(positions, dim=-1), step.take(inputs_embeds)
-    if graph_rows is None:
-        return own
+    count = step.plan.rows_per_rank if graph_rows is None else graph_rows
     # Nothing reads the whole step's rows there any more: the next step writes its own.
     buffers = runner.input_ids.gpu, _positions(runner), runner.inputs_embeds.gpu
     ids, places, embeds = (
-        None if rows is None else _written(buffer, rows, graph_rows, dim)
+        None if rows is None else _written(buffer, rows, count, dim)
         for buffer, rows, dim in zip(buffers, own, (0, -1, 0), strict=True)
     )
     return ids, places, embeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.distributed import get_world_group
+from vllm.distributed import get_pcp_group, get_world_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
@@ -34,6 +34,21 @@ def tell_unproven(config: VllmConfig) -> None:
     if device != "cpu" and get_world_group().rank_in_group == 0:
         logger.warning(
             "prefill context parallelism on %s: answers were not compared with one device's yet; compare yours", device
+        )
+
+
+def check_link() -> None:
+    """Refuse a GPU without NCCL: vLLM would leave what a reduce-scatter gives unwritten, and say nothing.
+
+    Raises:
+        PatchError: vLLM found no NCCL library, or was told not to use it.
+    """
+    communicator: Any = get_pcp_group().device_communicator
+    nccl = getattr(communicator, "pynccl_comm", None)
+    if nccl is not None and nccl.disabled:
+        raise PatchError(
+            "prefill context parallelism on a GPU needs NCCL, which vLLM has not: unset VLLM_DISABLE_PYNCCL, or set "
+            "VLLM_NCCL_SO_PATH to the library"
         )
 
 

@@ -31,11 +31,12 @@ PATCH = Patch(
 @PATCH.around
 def compare_then_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """Load the model on ranks that agree."""
-    from atom_patches.vllm.adapters.pcp_support import check_ranks_agree
+    from atom_patches.vllm.adapters.pcp_support import check_link, check_ranks_agree
 
     def load_model(self: Worker, *args: Any, **kwargs: Any) -> Any:
         if self.parallel_config.prefill_context_parallel_size > 1:
             check_ranks_agree()
+            check_link()
         return original(self, *args, **kwargs)
 
     return load_model
