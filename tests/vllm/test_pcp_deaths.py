@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -90,7 +91,8 @@ def test_a_worker_of_a_server_dies(tmp_path: Path, model: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [(signal.SIGKILL, "Connection closed by peer"), (signal.SIGSTOP, "Timed out waiting")],
+    # Whether a rank that dies closes the connection or resets it hangs on what was under way.
+    [(signal.SIGKILL, r"Connection (closed|reset) by peer"), (signal.SIGSTOP, "Timed out waiting")],
     ids=["dies", "hangs"],
 )
 def test_a_rank_of_an_external_launcher(tmp_path: Path, fault: signal.Signals, cause: str) -> None:
@@ -118,4 +120,4 @@ def test_a_rank_of_an_external_launcher(tmp_path: Path, fault: signal.Signals, c
         os.kill(faulty.pid, fault)
         stays.wait(END_SECONDS + SECONDS)
         assert stays.returncode != 0
-        assert cause in running.logs[0].read_text()
+        assert re.search(cause, running.logs[0].read_text())
