@@ -31,6 +31,7 @@ CHUNKED = (f"{PCP}::test_two_ranks[qwen3_5]",)
 CROWDED = (f"{PCP}::test_two_ranks[qwen3_next crowded]",)
 DENSE = (f"{PCP}::test_two_ranks[qwen3]",)
 GRAPHS = ("tests/vllm/test_pcp_graphs.py",)
+PADDING = ("tests/vllm/test_pcp_graph_padding.py",)
 CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
 PLAN = ("tests/unit/test_pcp_plan.py",)
 CUTS = ("tests/unit/test_pcp_plan.py", "tests/unit/test_pcp_attention_split.py")
@@ -251,6 +252,16 @@ TRANSITIONS = [
         "original(tp_size_, 1, dp_size_",
         "original(tp_size_, pcp_size_, dp_size_",
     ),
+    Mutant("atom_patches/vllm/adapters/pcp_attention.py", PADDING, "slot_mapping[: len(key)]", "slot_mapping"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_step.py",
+        PADDING,
+        "rows[self.num_replicated : self.plan.rows_per_rank]",
+        "rows[self.num_replicated :]",
+    ),
+    Mutant("atom_patches/vllm/adapters/pcp_step.py", PADDING, "name: value.clone()", "name: value"),
+    Mutant("atom_patches/vllm/pcp/gated_delta_net.py", PADDING, "rows[: step.plan.rows_per_rank]", "rows"),
+    Mutant("atom_patches/vllm/adapters/pcp_support.py", PADDING, "nccl is not None and nccl.disabled", "False"),
     Mutant("atom_patches/vllm/adapters/pcp_graphs.py", DENSE, "step.take(positions, dim=-1)", "positions"),
     Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "descriptor = _split(descriptor)", "pass"),
     Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, ", invalid_modes={CUDAGraphMode.FULL}", ""),
