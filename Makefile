@@ -1,17 +1,23 @@
-# `make help` lists the targets. Tests and tools run in the environment that tools/build_env.py keeps outside the checkout.
+# `make help` lists the targets. Tests and tools run in environments that tools/build_env.py keeps outside the checkout:
+# one with vLLM, for everything but what needs SGLang, and one with SGLang.
 
 ENGINE ?= vllm-0.20.2
+SGLANG ?= sglang-0.5.17
 ifndef PYTHON
 PYTHON := $(shell for p in python3 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 endif
 PY := .venv/$(ENGINE)/bin/python
 PYTEST := $(PY) -m pytest
+SGLANG_PY := .venv/$(SGLANG)/bin/python
+# What runs on whichever engine is installed, or on SGLang alone.
+SGLANG_TESTS = tests/ordering tests/drift tests/sglang
 CORE_TESTS = $(wildcard tests/unit tests/ordering tests/drift tests/startup)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-core test-kernels test-vllm startup mutants pcp-matrix lint typecheck
+.PHONY: help env env-sglang demo demo-sglang test test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
+	pcp-matrix lint typecheck
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -21,11 +27,21 @@ help: ## list the targets
 env: ## build the environment (about 2 minutes the first time; later, nothing to do)
 	@$(PYTHON) tools/build_env.py $(ENGINE) >/dev/null
 
+env-sglang: ## build the environment with SGLang (about 2 minutes the first time)
+	@$(PYTHON) tools/build_env.py $(SGLANG) >/dev/null
+
 demo: env ## serve a hybrid and a dense model stock and with PCP=2, same traffic, compare every token
 	@$(PY) tools/demo_pcp.py $(ARGS)
 
-test: env lint typecheck ## lint, types and every test, the cheap ones first
-	$(PYTEST) tests $(ARGS)
+demo-sglang: env-sglang ## serve hybrids with SGLang stock and with the ATOM decoders, a rank idle at times, compare every token
+	@$(SGLANG_PY) tools/demo_sglang.py $(ARGS)
+
+test: env env-sglang lint typecheck ## lint, types and every test but the longest, the cheap ones first
+	$(PYTEST) tests -m "not long" $(ARGS)
+	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) $(ARGS)
+
+test-long: env ## the longest tests (about 10 minutes)
+	$(PYTEST) tests -m long $(ARGS)
 
 test-core: env ## the patch engine, without an inference engine
 	$(PYTEST) $(CORE_TESTS) $(ARGS)
@@ -36,11 +52,18 @@ test-kernels: env ## kernels against their references
 test-vllm: env ## on a real vLLM, CPU platform
 	$(PYTEST) tests/vllm $(ARGS)
 
+test-sglang: env-sglang ## on a real SGLang, CPU stand-in or GPU
+	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) $(ARGS)
+
 startup: env ## what being installed, and being armed, costs an interpreter
 	@$(PY) tools/startup.py $(ARGS)
 
-mutants: env ## remove each guarded place in turn; a test must fail
+mutants: env env-sglang ## remove each guarded place in turn; a test must fail
 	@$(PY) tools/mutants.py $(ARGS)
+
+fuzz-dp: env-sglang ## drive RANKS real SGLang ranks through STEPS random steps; all must enter the same collectives
+	@PYTHONPATH=tools $(SGLANG_PY) -m fuzz_dp --steps $(or $(STEPS),300) --ranks $(or $(RANKS),2) \
+		--seed $(or $(SEED),0) $(ARGS)
 
 pcp-matrix: env ## PCP=2 to 8 against PCP=1 over models, traffic and settings, on the CPU (about 20 minutes on 2 cores)
 	@$(PY) tools/pcp_matrix.py $(ARGS)

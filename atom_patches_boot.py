@@ -17,7 +17,8 @@ def _asked_for(allow_list: str) -> bool:
     master = os.environ.get("ATOM_PATCHES", "")
     if master == "0":
         return False
-    return master != "" or PLUGIN in os.environ.get(allow_list, "").split(",")
+    named = [name.strip() for name in os.environ.get(allow_list, "").split(",")]
+    return master != "" or PLUGIN in named
 
 
 def vllm_general_plugin() -> None:
@@ -32,6 +33,14 @@ def vllm_platform_plugin() -> None:
 
 
 def sglang_plugin() -> None:
-    """Entry point of `sglang.srt.plugins`: arm, if asked for."""
-    if _asked_for("SGLANG_PLUGINS"):
+    """Entry point of `sglang.srt.plugins`: arm, if asked for.
+
+    SGLang logs what a plugin raises and goes on. It was asked to run with this one, so what cannot be armed ends the
+    process instead: `SystemExit` is no `Exception`.
+    """
+    if not _asked_for("SGLANG_PLUGINS"):
+        return
+    try:
         import atom_patches  # noqa: F401
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"atom_patches cannot be armed, and stops the launch of sglang: {error}") from error

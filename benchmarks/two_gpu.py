@@ -29,6 +29,9 @@ LAYOUTS = {
     "pcp2": {"prefill_context_parallel_size": 2},
     "pcp2 ep": {"prefill_context_parallel_size": 2, "enable_expert_parallel": True},
     "pcp2 whole experts": {"prefill_context_parallel_size": 2},
+    # Not timed: shared prefixes are answered from the cache.
+    "one cached": {"enable_prefix_caching": True},
+    "pcp2 cached": {"prefill_context_parallel_size": 2, "enable_prefix_caching": True},
 }
 MODES = [
     "auto",
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, layout: str) -> dict[str, Any]:
     """Start a process a rank and return what rank 0 found, as far as it came; `failed` says why it came no further."""
-    ranks = 1 if layout == "one" else 2
+    ranks = 1 if layout.startswith("one") else 2
     with tempfile.TemporaryDirectory() as folder:
         plan = {**vars(options), "layout": layout, "options": LAYOUTS.get(layout, {}), "folder": folder}
         (Path(folder) / "plan.json").write_text(json.dumps(plan, default=str))
@@ -125,8 +128,8 @@ def report(files: list[list[dict[str, Any]]]) -> None:
     results = {result["layout"]: result for file in files for result in file}
     for row in results.get("link", {}).get("rows", []):
         print(f"{row['what']:15} {row['bytes']:>13,} B {row['seconds'] * 1e6:10.1f} us {row['rate'] / 1e9:7.1f} GB/s")
-    one = results.get("one", {})
     for layout, result in results.items():
+        one = results.get("one cached" if layout.endswith("cached") else "one", {})
         for mode in result.get("modes", []):
             against = one["modes"][0]["prefill"] if "modes" in one else {}
             cells = []

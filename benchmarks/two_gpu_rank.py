@@ -17,6 +17,7 @@ Part = tuple[str, Any]
 REPEATS = 3
 NEW = 64
 UNEQUAL = (1, 5, 37, 150, 700, 1500, 2900, 6000)
+BEGINNINGS, TAILS = (2900, 6000), (1, 300, 2000)
 
 
 def main() -> None:
@@ -97,18 +98,22 @@ def engine(plan: dict[str, Any]) -> Iterator[Part]:
 
     size = seeded_model.SIZES[plan["size"]]
     seeded_model.register(size)
-    longest = max(*plan["lengths"], max(UNEQUAL)) + NEW + 16
+    longest = max(*plan["lengths"], *UNEQUAL, BEGINNINGS[-1] + TAILS[-1]) + NEW + 16
     model = seeded_model.write_config(size, Path(plan["folder"], f"model{os.environ['RANK']}"), longest)
     started = time.monotonic()
     llm = LLM(
         model=str(model), load_format=seeded_model.LOAD_FORMAT, skip_tokenizer_init=True, dtype="bfloat16", seed=0,
-        max_model_len=longest, max_num_batched_tokens=longest, max_num_seqs=16, enable_prefix_caching=False,
+        max_model_len=longest, max_num_batched_tokens=longest, max_num_seqs=16,
         distributed_executor_backend="external_launcher", enforce_eager=plan["eager"],
-        max_logprobs=2, disable_log_stats=True, async_scheduling=False, **_platform(plan), **plan["options"],
+        max_logprobs=2, disable_log_stats=True, async_scheduling=False, **_platform(plan),
+        **{"enable_prefix_caching": False, **plan["options"]},
     )  # fmt: skip
     yield "start", time.monotonic() - started
     split = "prefill_context_parallel_size" in plan["options"]
     modes = [_mode(name) for name in plan["modes"]] if split else [{}]
+    if plan["options"].get("enable_prefix_caching"):
+        yield "answers", _answers_from_the_cache(llm, size.vocab_size)
+        return
     measured = []
     for mode in modes:
         measured.append(_prefill(llm, plan["lengths"], size.vocab_size, mode))
@@ -128,7 +133,7 @@ def _mode(name: str) -> dict[str, str]:
 
 def _platform(plan: dict[str, Any]) -> dict[str, Any]:
     if plan["device"] == "cpu":
-        return {}
+        return {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
     # FlashInfer's kernels would be compiled first, for minutes.
     return {
         "gdn_prefill_backend": "triton", "moe_backend": "triton", "enable_flashinfer_autotune": False,
@@ -194,6 +199,21 @@ def _answers(llm: Any, chunk: int, vocabulary: int, mode: dict[str, str]) -> dic
         found[label] = [_answer(output) for output in _generate(llm, prompts, 16, logprobs=2)]
     scheduler.max_num_scheduled_tokens = at_once
     return found
+
+
+def _answers_from_the_cache(llm: Any, vocabulary: int) -> dict[str, list[Any]]:
+    """Tokens and log-probabilities of long prompts, and of longer ones that begin like them.
+
+    Raises:
+        RuntimeError: none of them was found in the cache.
+    """
+    first = [_prompt(length, 2, vocabulary) for length in BEGINNINGS]
+    tails = [_prompt(length, 3, vocabulary)["prompt_token_ids"] for length in TAILS]
+    longer = [{"prompt_token_ids": prompt["prompt_token_ids"] + tail} for prompt in first for tail in tails]
+    answers = _generate(llm, first, 16, logprobs=2), _generate(llm, longer, 16, logprobs=2)
+    if not all(output.num_cached_tokens for output in answers[1]):
+        raise RuntimeError(f"found in the cache: {[output.num_cached_tokens for output in answers[1]]} tokens")
+    return {name: [_answer(output) for output in outputs] for name, outputs in zip(("new", "cached"), answers, strict=True)}
 
 
 def _answer(output: Any) -> list[dict[str, float]]:

@@ -29,7 +29,7 @@ os.environ.update(
 
 TESTS = Path(__file__).parent
 # A fault in the patch engine fails within seconds, before the first inference engine starts.
-ORDER = ("unit", "ordering", "drift", "kernels", "startup", "vllm", "sglang")
+ORDER = ("unit", "ordering", "drift", "kernels", "models", "startup", "vllm", "sglang")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -39,6 +39,7 @@ TINY_VOCAB = 512
 DEMO_VOCAB = 4096
 WEIGHTS_SEED = 1234
 SHARPNESS = 3.0  # attention scores' standard deviation: heads pick out a few places, however far back
+INTERVAL = 4  # the last of so many layers is full attention
 CODE = 4.0  # a few times the residual stream's size at the last layer
 
 Values = dict[str, Any]
@@ -94,16 +95,35 @@ def _llama(values: Values) -> PreTrainedModel:
 def _qwen3_next(values: Values) -> PreTrainedModel:
     from transformers import Qwen3NextConfig
 
-    return _causal(Qwen3NextConfig(tie_word_embeddings=False, **values))
+    config = Qwen3NextConfig(tie_word_embeddings=False, **values)
+    config.full_attention_interval = INTERVAL  # SGLang reads it; transformers keeps the layers' types instead
+    return _causal(config)
+
+
+ROPE_3_5: Values = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5,
+                        mrope_section=[4, 2, 2], mrope_interleaved=True)  # fmt: skip
+
+
+def _as_published(text: PretrainedConfig) -> PretrainedConfig:
+    """Published Qwen3.5 configurations have these here, too, and SGLang reads them; transformers has its own names."""
+    text.full_attention_interval = INTERVAL
+    text.partial_rotary_factor = ROPE_3_5["partial_rotary_factor"]
+    return text
+
+
+def _qwen3_5_text(family: str, values: Values) -> PreTrainedModel:
+    """The language model without vision."""
+    import transformers
+
+    config = getattr(transformers, f"{family}TextConfig")(**values, rope_parameters=ROPE_3_5, tie_word_embeddings=False)
+    return getattr(transformers, f"{family}ForCausalLM")(_as_published(config))
 
 
 def _qwen3_5(family: str, values: Values) -> PreTrainedModel:
     """A Qwen3.5 checkpoint is a vision-language wrapper: its vision tower is one narrow layer here."""
     import transformers
 
-    rope = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5,
-                mrope_section=[4, 2, 2], mrope_interleaved=True)  # fmt: skip
-    text = dict(values, rope_parameters=rope, full_attention_interval=4, mtp_num_hidden_layers=0)
+    text = dict(values, rope_parameters=ROPE_3_5, mtp_num_hidden_layers=0)
     vision = dict(depth=1, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=16, spatial_merge_size=2,
                   temporal_patch_size=2, out_hidden_size=values["hidden_size"], num_position_embeddings=16)  # fmt: skip
     config = getattr(transformers, f"{family}Config")(
@@ -115,6 +135,7 @@ def _qwen3_5(family: str, values: Values) -> PreTrainedModel:
         vision_start_token_id=TOKEN["<|vision_start|>"],
         vision_end_token_id=TOKEN["<|vision_end|>"],
     )
+    _as_published(config.text_config)
     return getattr(transformers, f"{family}ForConditionalGeneration")(config)
 
 
@@ -151,6 +172,8 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     ),
     "qwen3_5": (lambda: _qwen3_5("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_5_moe": (lambda: _qwen3_5("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
+    "qwen3_5_text": (lambda: _qwen3_5_text("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),
+    "qwen3_5_moe_text": (lambda: _qwen3_5_text("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
     "qwen3_vl": (lambda: _qwen3_vl({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
     "qwen3_next_demo": (
@@ -245,6 +268,18 @@ def _save_tokenizer(path: Path, vocab_size: int) -> None:
     fast.save_pretrained(path)
 
 
+def _save_processors(path: Path) -> None:
+    """How pictures and clips become patches: SGLang wants to know, even if none come."""
+    patches: Values = dict(patch_size=16, temporal_patch_size=2, merge_size=2, processor_class="Qwen3VLProcessor",
+                           size={"shortest_edge": 32 * 32, "longest_edge": 64 * 32 * 32})  # fmt: skip
+    kinds = {
+        "preprocessor_config": {"image_processor_type": "Qwen2VLImageProcessorFast"},
+        "video_preprocessor_config": {"video_processor_type": "Qwen3VLVideoProcessor"},
+    }
+    for name, kind in kinds.items():
+        (path / f"{name}.json").write_text(json.dumps({**kind, **patches}, indent=2))
+
+
 def _make(name: str, path: Path) -> None:
     import torch
     from transformers.utils import logging
@@ -258,6 +293,8 @@ def _make(name: str, path: Path) -> None:
     model.config.dtype = torch.float32
     model.save_pretrained(path)
     _save_tokenizer(path, vocab_size)
+    if hasattr(model.config, "vision_config") and name.startswith("qwen3_5"):
+        _save_processors(path)
 
 
 def checkpoint(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible vLLM server on this machine's CPU, for as long as a `with` block."""
+"""A server on this machine's CPU for as long as a `with` block: vLLM's, OpenAI-compatible, or another one's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,8 @@ def _environment(plugins: str, ranks: int, states: Path) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -134,17 +135,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def serve(model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ...], folder: Path) -> Iterator[Server]:
-    """Start a server, whose log and state files go to `folder`, and end it with the block."""
-    states = folder / f"{name}.states"
-    states.mkdir(mode=0o700, parents=True, exist_ok=True)
-    port = _free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--model", str(model), "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", *options]
-    command += ["--worker-extension-cls", "row_probe.RowProbe"]
-    if pcp > 1:
-        command += ["--prefill-context-parallel-size", str(pcp)]
-    environment = _environment(plugins, pcp, states)
+def running(
+    name: str, command: Sequence[str], port: int, environment: Mapping[str, str], folder: Path
+) -> Iterator[Server]:
+    """Start a server's process, whose log goes to `folder`, and end it with the block."""
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -154,3 +148,18 @@ def serve(model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ..
         yield Server(name, f"http://127.0.0.1:{port}", log, environment, process)
     finally:
         _stop(process)
+
+
+@contextlib.contextmanager
+def serve(model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ...], folder: Path) -> Iterator[Server]:
+    """Start a vLLM server, whose log and state files go to `folder`, and end it with the block."""
+    states = folder / f"{name}.states"
+    states.mkdir(mode=0o700, parents=True, exist_ok=True)
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(model), "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", *options]
+    command += ["--worker-extension-cls", "row_probe.RowProbe"]
+    if pcp > 1:
+        command += ["--prefill-context-parallel-size", str(pcp)]
+    with running(name, command, port, _environment(plugins, pcp, states), folder) as server:
+        yield server

@@ -20,9 +20,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import dp_mutants
 import kernel_mutants
+import model_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
+SGLANG = "sglang-0.5.17"
 COPIED = ("atom_patches", "atom_patches_boot.py", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
 PCP = "tests/vllm/test_pcp.py"
 HYBRID = (f"{PCP}::test_two_ranks[qwen3_next]",)
@@ -32,6 +35,10 @@ CROWDED = (f"{PCP}::test_two_ranks[qwen3_next crowded]",)
 DENSE = (f"{PCP}::test_two_ranks[qwen3]",)
 GRAPHS = ("tests/vllm/test_pcp_graphs.py",)
 PADDING = ("tests/vllm/test_pcp_graph_padding.py",)
+ROUTED = (f"{PCP}::test_ranks_agree_on_experts",)
+ROUTING = ("tests/vllm/test_pcp_routing.py",)
+HOST_WAITS = ("tests/vllm/test_pcp_host_waits.py",)
+LINKS = ("tests/vllm/test_pcp_links.py",)
 CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
 PLAN = ("tests/unit/test_pcp_plan.py",)
 CUTS = ("tests/unit/test_pcp_plan.py", "tests/unit/test_pcp_attention_split.py")
@@ -112,6 +119,8 @@ MEMBERS = _removed(
     },
 )
 
+IDLE = _removed("dp_idle", {"post_step": ("tests/vllm/test_dp_idle.py",)})
+
 GDN = "tests/vllm/test_gdn_cpu.py"
 PROCESSES = ("tests/vllm/test_processes.py", "-k", "VLLM_PLUGINS")
 MEMBERS += _removed(
@@ -164,6 +173,18 @@ CORE = [
     Mutant("atom_patches/core/stale.py", ("tests/unit/test_registry.py",), "names[name] = change.new", "pass"),
     Mutant("atom_patches/core/gates.py", ("tests/unit/test_registry.py",), "    if not faults:", "    if True:"),
     Mutant("atom_patches/core/registry.py", ("tests/unit/test_registry.py",), "overlay.release(config)", "pass"),
+    Mutant(
+        "atom_patches/core/overlay.py",
+        ("tests/unit/test_registry.py",),
+        "self._failed_late[group] = error",
+        "pass",
+    ),
+    Mutant(
+        "atom_patches/core/source.py",
+        ("tests/unit/test_source.py",),
+        "find_spec(part, list",
+        "find_spec(found, list",
+    ),
 ]
 
 GDN_MODES = "atom_patches/vllm/adapters/pcp_gdn"
@@ -286,6 +307,18 @@ TRANSITIONS = [
         "batch_descriptor=_split(descriptor),",
         "batch_descriptor=descriptor,",
     ),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "real or _capturing_whole_rows.get()", "real"),
+    Mutant("atom_patches/vllm/pcp/moe_dispatch.py", ROUTING, "agreed_logits(router_logits)", "router_logits"),
+    Mutant("atom_patches/vllm/adapters/pcp_routing.py", ROUTING, "if first else", "if True else"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_routing.py", ROUTING, "torch.where(are_copies, of_some[:1], of_some)", "of_some"
+    ),
+    Mutant("atom_patches/vllm/pcp/moe_dispatch.py", ROUTED, "if copies is not None:", "if False:"),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "copies[replicated:] = False", "pass"),
+    Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "if runner not in _copies:", "if True:"),
+    Mutant("atom_patches/vllm/adapters/pcp_copies.py", HOST_WAITS, 'if device.type == "cuda":', "if False:"),
+    Mutant("atom_patches/vllm/adapters/pcp_step.py", HOST_WAITS, "rows[at.send]", "rows[at.send.cpu()]"),
+    Mutant("atom_patches/vllm/pcp/ranks_agree.py", LINKS, "            open_links(self.vllm_config)\n", ""),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "max(first - offset, 0)", "max(first - offset, 1)"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "not segments[-1].ends_request", "segments[-1].ends_request"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "len(plan.replicated) + offset", "offset"),
@@ -323,8 +356,10 @@ TRANSITIONS = [
 ]
 
 KERNELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in kernel_mutants.FAULTS]
+MODELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in model_mutants.FAULTS]
+DATA_PARALLEL = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in dp_mutants.FAULTS]
 
-MUTANTS = [*CORE, *KERNELS, *MEMBERS, *TRANSITIONS]
+MUTANTS = [*CORE, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:
@@ -355,12 +390,19 @@ def copy_checkout(target: Path) -> None:
             shutil.copy2(source, target / name)
 
 
+def _interpreter(mutant: Mutant) -> str:
+    """Tests of SGLang run in its environment, which has no vLLM."""
+    if any(test.startswith("tests/sglang") for test in mutant.tests):
+        return str(ROOT / ".venv" / SGLANG / "bin" / "python")
+    return sys.executable
+
+
 def first_failure(mutant: Mutant) -> str | None:
     """The name of the first test that fails with the mutant, or None if it survives."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         copy_checkout(Path(scratch))
         apply(mutant, Path(scratch))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+        command = [_interpreter(mutant), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
         env = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=1200)
     if done.returncode == 0:

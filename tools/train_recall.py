@@ -151,6 +151,7 @@ def make_model() -> Qwen3NextForCausalLM:
         decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
         bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=VOCAB - 2,
     )  # fmt: skip
+    config.full_attention_interval, config.partial_rotary_factor = 4, 0.25  # what SGLang reads, not transformers
     model = Qwen3NextForCausalLM(config).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -19,7 +19,7 @@ class Engine:
         bind_cache_key: given a configuration and the active graph-changing patches (id -> version of the code),
             makes the engine's compile cache depend on them, and on nothing when there are none. Idempotent.
         describe: the options of a configuration that patches decide by, as text, for a person.
-        config_class: `module:qualname` of the configuration's class: a live instance means that an engine was
+        built: `module:qualname` of a class, such as the configuration's: a live instance means that an engine was
             built. Empty: nothing is said about engines that were built before the overlay was armed.
     """
 
@@ -29,4 +29,4 @@ class Engine:
     declarations: str
     bind_cache_key: Callable[[Any, Mapping[str, str]], None]
     describe: Callable[[Any], Mapping[str, str]]
-    config_class: str = ""
+    built: str = ""

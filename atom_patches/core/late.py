@@ -16,10 +16,10 @@ ROLE = "armed too late"
 
 
 def built(engine: Engine) -> bool:
-    """Whether a configuration of `engine` is alive in this process. Imports nothing."""
-    if not engine.config_class:
+    """Whether what `engine` is built from, or has built, is alive in this process. Imports nothing."""
+    if not engine.built:
         return False
-    module, qualname = Target.parse(engine.config_class)
+    module, qualname = Target.parse(engine.built)
     cls = getattr(sys.modules.get(module), qualname, None)
     if not isinstance(cls, type):
         return False

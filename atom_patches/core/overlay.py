@@ -36,11 +36,14 @@ class Overlay:
         self._applier = Applier(on_import)
         self._teller = Teller(engine)
         self._demand = Demand()
+        self._failed_late: dict[Group, PatchError] = {}
 
     def arm(self) -> None:
         """Apply what needs no configuration, now or when its module is imported."""
         for member in self.members.values():
             member.wanted = member.patch.when is None and not gates.switched_off(member.patch)
+            if member.wanted:
+                member.set(State.PENDING, f"waits until this process imports {member.patch.site.module}")
         # A module that is imported already is told of at once, and only once, for all patches in it.
         for member in self.members.values():
             if member.wanted:
@@ -81,12 +84,28 @@ class Overlay:
         for group in self.groups:
             waiting = [member for member in group.wanted if member.patch.site.module == module.__name__]
             if any(not member.settled for member in waiting):
-                self._apply_late(group)
-                self._teller.refresh(self.status(), self.notes)
+                try:
+                    self._apply_late(group)
+                except PatchError as error:
+                    self._failed_late[group] = error
+                    raise
+                finally:
+                    self._teller.refresh(self.status(), self.notes)
+
+    def confirm(self) -> None:
+        """Make sure that no error of `imported` was lost: an engine may take it for a module that it can do without.
+
+        Raises:
+            PatchError: what an import raised, if a live engine instance still asks for that patch.
+        """
+        for group, error in self._failed_late.items():
+            if any(self._demand.wants(member.patch.id) for member in group.members):
+                raise error
 
     def revert(self, *, bootstrap: bool = False) -> None:
         """Take every patch back, and forget what was asked for; the bootstrap hooks too, if `bootstrap`."""
         self._demand.clear()
+        self._failed_late.clear()
         for group in self.groups:
             if bootstrap or not group.bootstrap:
                 self._applier.take_back(group.members)

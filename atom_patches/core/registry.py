@@ -64,6 +64,21 @@ class Registry:
             overlay.configure(config, role)
         self._catch_up()
 
+    def confirm(self, engine_name: str) -> None:
+        """Raise again what could not be applied when its module was imported, in case nobody let that pass.
+
+        Args:
+            engine_name: which engine is about to serve.
+
+        Raises:
+            PatchError: a live engine instance of this process needs the patch.
+        """
+        overlay = self._overlays.get(engine_name)
+        if overlay is not None:
+            with self._lock:
+                overlay.confirm()
+            self._catch_up()
+
     def release(self, engine_name: str, config: Any) -> None:
         """Forget what an engine instance that has ended asked for; the next `configure` draws the consequences.
 

@@ -22,6 +22,9 @@ FAMILY = "<FAMILY>"
 
 KERNEL_PROVIDERS = ("aiter", "triton", "torch", "engine")
 
+MODEL_FAMILIES = ("qwen3_5", "qwen3_next")
+"""Families that have an ATOM decoder."""
+
 
 class SettingsError(ValueError):
     """An environment variable of atom_patches has a value, or a name, that it cannot have."""
@@ -130,6 +133,14 @@ TABLE: tuple[Setting, ...] = (
         "The older name of `ATOM_PCP_DEBUG`, for when that is not set.",
     ),
     Setting(
+        "ATOM_MODELS",
+        "list",
+        "0",
+        ("0", "1", *MODEL_FAMILIES),
+        "Families whose ATOM decoders run in SGLang instead of its own, separated by commas; `1`: every family that "
+        "has one; `0`: none.",
+    ),
+    Setting(
         "ATOM_KERNELS",
         "list",
         "auto",
@@ -211,6 +222,14 @@ def pcp_debug() -> bool:
     """Whether prefill context parallelism is traced layer by layer."""
     name = "ATOM_PCP_DEBUG" if os.environ.get("ATOM_PCP_DEBUG") else "VLLM_PCP_DEBUG"
     return _choice(_BY_NAME[name]) == "1"
+
+
+def model_families() -> frozenset[str]:
+    """The families whose ATOM decoders are asked for."""
+    asked = _items(_choice(_BY_NAME["ATOM_MODELS"]))
+    if "1" in asked:
+        return frozenset(MODEL_FAMILIES)
+    return frozenset(asked) - {"0"}
 
 
 def kernel_variable(family: str) -> str:
@@ -320,8 +339,8 @@ def _check(setting: Setting, name: str, value: str) -> None:
     if setting.type == "list":
         if unknown := [item for item in _items(value) if item not in setting.choices]:
             raise SettingsError(
-                f"{name}={value!r} names {unknown[0]!r}, which is no provider. Set it to one or more of: {allowed}; "
-                "separated by commas; or unset it."
+                f"{name}={value!r} names {unknown[0]!r}, which is none of its values. Set it to one or more of: "
+                f"{allowed}; separated by commas; or unset it."
             )
     elif setting.choices and value not in setting.choices:
         raise SettingsError(f"{name}={value!r} is not allowed. Set it to one of: {allowed}; or unset it.")

@@ -70,7 +70,8 @@ def module_file(name: str) -> Path:
         if spec is None or spec.submodule_search_locations is None:
             break
         found = f"{found}.{part}"
-        spec = PathFinder.find_spec(found, list(spec.submodule_search_locations))
+        # By its last name alone: under the whole one, a package without __init__.py asks for its imported parent.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     if spec is None or found != name or spec.origin is None or not spec.origin.endswith(".py"):
         raise SourceError(f"module {name} is not installed, or has no source file")
     return Path(spec.origin)

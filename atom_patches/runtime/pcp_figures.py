@@ -146,14 +146,19 @@ def step_figures(
 
 
 def _replicated(rows: int, world_size: int, dimensions: Dimensions, asked: Modes) -> StepFigures:
-    """Every rank runs everything; outputs of spread experts are all-reduced: reduced, scattered and gathered."""
-    reduced = 2 * (world_size - 1) * rows * dimensions.hidden_row * dimensions.expert_layers // world_size
+    """Every rank runs everything.
+
+    The first rank's router logits reach the others, and outputs of spread experts are all-reduced: reduced, scattered
+    and gathered.
+    """
+    row = dimensions.router_row + 2 * dimensions.hidden_row
+    received = (world_size - 1) * rows * row * dimensions.expert_layers // world_size
     return StepFigures(
         split=False,
         modes=Modes(experts=asked.experts),
         rows_per_rank=rows,
         replicated_rows=rows,
-        expert_bytes=reduced,
+        expert_bytes=received,
     )
 
 

@@ -76,5 +76,5 @@ ENGINE = Engine(
     declarations="atom_patches.vllm",
     bind_cache_key=bind_cache_key,
     describe=describe,
-    config_class="vllm.config.vllm:VllmConfig",
+    built="vllm.config.vllm:VllmConfig",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from atom_patches.core import State, Target, discovery, drift, gates, reviewed
-from atom_patches.vllm.engine import ENGINE
+from tests import installed
+from tests.installed import ENGINE
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
+pytestmark = installed.needs_engine
 
 PATCHES = {patch.id: patch for patch in discovery.load(ENGINE)}
 TARGETS = sorted({str(target) for patch in PATCHES.values() for target in reviewed.targets(patch)})
@@ -70,13 +70,20 @@ print("RESULT " + json.dumps(faults))
 """
 
 
+def importable(text: str) -> bool:
+    """Whether a target's module can be imported here; its source is compared all the same."""
+    if text.startswith("vllm.v1.executor.ray_executor_v2:"):
+        return importlib.util.find_spec("ray") is not None
+    if text.startswith("sglang.srt.compilation.backend:"):
+        import torch
+
+        return torch.cuda.is_available()
+    return True
+
+
 def test_live_objects_come_from_the_sources_that_were_found_without_importing() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOM_", "VLLM_PLUGINS"))}
-    environment |= {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    # This module alone cannot be imported without the package that it serves; its sources are compared all the same.
-    without_ray = importlib.util.find_spec("ray") is None
-    live = [text for text in TARGETS if not (without_ray and text.startswith("vllm.v1.executor.ray_executor_v2:"))]
-    command = [sys.executable, "-c", LIVE, json.dumps(live)]
+    command = [sys.executable, "-c", LIVE, json.dumps([text for text in TARGETS if importable(text)])]
+    environment = installed.environment()
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]

@@ -14,6 +14,8 @@ import pytest
 
 from atom_patches.core import settings
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 FAMILIES = [
     family

@@ -1,6 +1,6 @@
-"""One process, one import of vLLM, every declared patch: run by `test_orderings.py`, prints JSON.
+"""One process, one import of an engine, every declared patch: run by `test_orderings.py`, prints JSON.
 
-    python scenarios.py NAME
+    python scenarios.py ENGINE NAME
 
 Each scenario returns {patch id: {check: true or what was found}}; a check that concerns the whole process is filed
 under "".
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+NAME = sys.argv[1]
 Results = dict[str, dict[str, Any]]
 
 
@@ -29,10 +30,9 @@ class Config:
 
 
 def declared(force: bool = True) -> list[Any]:
-    """The patches of vLLM, wanted by every configuration if `force`."""
+    """The patches of the engine, wanted by every configuration if `force`."""
     from atom_patches import arming
     from atom_patches.core import Patch, Verdict, discovery
-    from atom_patches.vllm.engine import ENGINE
 
     if force:
         arming.disarm()  # importing the package arms it; these scenarios have a registry of their own
@@ -45,7 +45,7 @@ def declared(force: bool = True) -> list[Any]:
         copy.builder = patch.builder
         return copy
 
-    patches = discovery.load(ENGINE)
+    patches = discovery.load(descriptor())
     return [forced(patch) for patch in patches] if force else patches
 
 
@@ -64,12 +64,16 @@ FACTS = (
 )
 
 
+def descriptor() -> Any:
+    """What the package says about the engine."""
+    return importlib.import_module(f"atom_patches.{NAME}.engine").ENGINE
+
+
 def engine() -> Any:
+    """The same, for the made-up configuration."""
     import dataclasses
 
-    from atom_patches.vllm.engine import ENGINE
-
-    return dataclasses.replace(ENGINE, describe=lambda config: {}, bind_cache_key=lambda config, active: None)
+    return dataclasses.replace(descriptor(), describe=lambda config: {}, bind_cache_key=lambda config, active: None)
 
 
 def registry_of(patches: list[Any]) -> Any:
@@ -125,7 +129,7 @@ def importable(patches: list[Any], failed: dict[str, str]) -> list[Any]:
 
 
 def states(registry: Any) -> dict[str, str]:
-    return {report.id: report.state for report in registry.status("vllm")}
+    return {report.id: report.state for report in registry.status(NAME)}
 
 
 def same_pickle(patch: Any) -> Any:
@@ -143,12 +147,12 @@ def armed_first() -> Results:
     patches = declared()
     registry = registry_of(patches)
     config = Config()
-    registry.configure("vllm", config, "engine core")
+    registry.configure(NAME, config, "engine core")
     before = states(registry)
     failed = import_targets(patches)
     after = states(registry)
     once = {patch.id: raw(patch) for patch in importable(patches, failed)}
-    registry.configure("vllm", config, "worker")
+    registry.configure(NAME, config, "worker")
     registry.arm(engine(), patches)
     results: Results = {"": {"not importable": failed}}
     for patch in patches:
@@ -193,12 +197,12 @@ def imported_first() -> Results:
     results: Results = {patch.id: {} for patch in usable}
     for time in ("first", "second"):
         config = Config()
-        registry.configure("vllm", config, "engine core")
+        registry.configure(NAME, config, "engine core")
         found = states(registry)
         for patch in usable:
             results[patch.id][f"applied the {time} time"] = found[patch.id] == "applied" or found[patch.id]
             results[patch.id][f"ours the {time} time"] = is_ours(patch)
-        registry.revert("vllm", bootstrap=time == "second")
+        registry.revert(NAME, bootstrap=time == "second")
         for patch in usable:
             if time == "second" or patch.kind != "bootstrap":
                 results[patch.id][f"stock object after revert {time}"] = raw(patch) is stock[patch.id]
@@ -220,14 +224,14 @@ def reverts(broken: Any, patches: list[Any], usable: list[Any], stock: dict[str,
     config = Config()
     registry = registry_of(group)
     try:
-        registry.configure("vllm", config, "engine core")
+        registry.configure(NAME, config, "engine core")
         return broken.kind != "correctness" or "no error"
     except PatchError as error:
         left = [patch.id for patch in usable if patch in group and raw(patch) is not stock[patch.id]]
         return not left and (f"{broken.id} (" in str(error) or str(error))
     finally:
         broken.builder = builder
-        registry.revert("vllm")
+        registry.revert(NAME)
 
 
 def spawned() -> Results:
@@ -247,157 +251,26 @@ def spawned() -> Results:
 def in_spawned_child(out: Any) -> None:
     from atom_patches import arming
 
-    armed = arming.armed()
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    functions = {
-        "vllm.bootstrap.engine_args": EngineArgs.create_engine_config,
-        "vllm.bootstrap.engine_core": EngineCore.__init__,
-        "vllm.bootstrap.engine_core_shutdown": EngineCore.shutdown,
-        "vllm.bootstrap.worker": WorkerWrapperBase.init_worker,
-    }
-    results: Results = {"": {"armed": armed}}
-    for name, function in functions.items():
-        results[name] = {
-            "ours": from_this_package(function.__code__),
-            "pickles by name": pickle.loads(pickle.dumps(function)) is function,
-        }
+    results: Results = {"": {"armed": arming.armed()}}
+    for patch in bootstrap():
+        importlib.import_module(patch.site.module)
+        results[patch.id] = {"ours": is_ours(patch), "pickles by name": same_pickle(patch)}
     out.send(json.dumps(results))
 
 
-def by_plugin() -> Results:
-    """Armed by vLLM's own platform plugin, in the middle of the import of the modules that take configurations."""
-    os.environ.pop("ATOM_PATCHES", None)
-    os.environ["VLLM_PLUGINS"] = "atom"
-    results: Results = {"": {"armed before": "atom_patches" in sys.modules}}
-    from vllm.v1.engine.core import EngineCore
-
-    results["vllm.bootstrap.engine_core"] = {"ours": from_this_package(EngineCore.__init__.__code__)}
-    results["vllm.bootstrap.engine_core_shutdown"] = {"ours": from_this_package(EngineCore.shutdown.__code__)}
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    results["vllm.bootstrap.worker"] = {"ours": from_this_package(WorkerWrapperBase.init_worker.__code__)}
-    from vllm.engine.arg_utils import EngineArgs
-
-    results["vllm.bootstrap.engine_args"] = {"ours": from_this_package(EngineArgs.create_engine_config.__code__)}
-    return results
-
-
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 64,
-    "max_position_embeddings": 128,
-}
-
-
-class Hashed:
-    """A user's own `additional_config` object."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def compute_hash(self) -> str:
-        return self.text
-
-
-def real_configuration(folder: str, ranks: int, additional: Any = None) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-
-    args = EngineArgs(
-        model=folder,
-        enforce_eager=True,
-        max_model_len=64,
-        prefill_context_parallel_size=ranks,
-        skip_tokenizer_init=True,
-        **({} if additional is None else {"additional_config": additional}),
-    )
-    return args.create_engine_config()
-
-
-def instances() -> Results:
-    """Real configurations, through the real hook: pcp=2, then pcp=1 in the same process; and the compile-cache key."""
-    import tempfile
-
-    import atom_patches  # noqa: F401
-    from atom_patches.core.registry import REGISTRY
-
-    folder = tempfile.mkdtemp()
-    with open(f"{folder}/config.json", "w") as file:
-        json.dump(TINY, file)
-    patches = declared(force=False)
-    import_targets(patches)
-    stock = {patch.id: raw(patch) for patch in patches if patch.kind != "bootstrap"}
-
-    one = real_configuration(folder, 1)
-    results: Results = {name: {"stock at first": raw(patch) is stock[name]} for name, patch in by_id(patches, stock)}
-    stock_hash, untouched = one.compute_hash(), one.additional_config == {}
-    del one
-
-    two = real_configuration(folder, 2)
-    on = {name for name, state in states(REGISTRY).items() if state == "applied" and name in stock}
-    for name, patch in by_id(patches, stock):
-        results[name]["on if applied"] = (raw(patch) is not stock[name]) == (name in on)
-    results[""] = cache_key(two, {"patches on": len(on) > 10 or sorted(on), "untouched when off": untouched})
-
-    del two
-    one = real_configuration(folder, 1)
-    for name, patch in by_id(patches, stock):
-        results[name]["stock again"] = raw(patch) is stock[name]
-    results[""]["key is the stock one again"] = one.compute_hash() == stock_hash
-    results[""] |= user_objects(folder)
-    return results
-
-
-def cache_key(config: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """The key of a patched configuration: other than without, equal in a child, equal when bound again."""
-    from atom_patches.vllm.engine import bind_cache_key
-
-    key, active = config.compute_hash(), config.additional_config["atom_patches"]
-    results["equal in a child"] = pickle.loads(pickle.dumps(config)).compute_hash() == key
-    bind_cache_key(config, active)
-    results["bound twice"] = config.compute_hash() == key
-    bind_cache_key(config, {})
-    results["differs from the unpatched"] = config.compute_hash() != key
-    bind_cache_key(config, {**active, "vllm.other": "1"})
-    results["differs with another patch"] = config.compute_hash() != key
-    bind_cache_key(config, {name: "other" for name in active})
-    results["differs with other code"] = config.compute_hash() != key
-    bind_cache_key(config, active)
-    return results
-
-
-def user_objects(folder: str) -> dict[str, Any]:
-    """A user's dictionary is not written to; a user's object keeps its hash's say."""
-    mine = {"gdn_prefill_backend": "auto"}
-    first = real_configuration(folder, 2, mine)
-    results: dict[str, Any] = {
-        "dictionary untouched": mine == {"gdn_prefill_backend": "auto"},
-        "dictionary passed on": first.additional_config["gdn_prefill_backend"] == "auto",
-    }
-    keys = [real_configuration(folder, 2, Hashed(text)) for text in ("a", "a", "b")]
-    hashes = [config.compute_hash() for config in keys]
-    results["object's hash counts"] = hashes[0] == hashes[1] != hashes[2]
-    results["object's attributes"] = keys[0].additional_config.text == "a"
-    results["object pickles"] = pickle.loads(pickle.dumps(keys[0])).compute_hash() == hashes[0]
-    return results
+def bootstrap() -> list[Any]:
+    """The hooks that take configurations, as they are declared."""
+    return [patch for patch in declared(force=False) if patch.kind == "bootstrap"]
 
 
 def by_id(patches: list[Any], chosen: Any) -> list[tuple[str, Any]]:
     return [(patch.id, patch) for patch in patches if patch.id in chosen]
 
 
-SCENARIOS = (armed_first, imported_first, spawned, by_plugin, instances)
-
 if __name__ == "__main__":
-    chosen = {scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]
+    sys.modules["scenarios"] = sys.modules["__main__"]
+    own = importlib.import_module(f"{NAME}_scenarios")
+    scenarios = (armed_first, imported_first, spawned, own.by_plugin, own.instances)
+    chosen = {scenario.__name__: scenario for scenario in scenarios}[sys.argv[2]]
     print("RESULT " + json.dumps(chosen()), flush=True)
     os._exit(0)

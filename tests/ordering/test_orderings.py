@@ -1,15 +1,13 @@
-"""Every declared patch of vLLM, in every order of arming and importing that occurs, on the real vLLM.
+"""Every declared patch of an engine, in every order of arming and importing that occurs, on the real engine.
 
-One scenario is one process with one import of vLLM (see `scenarios.py`); no engine is built. The tests read what
-the processes found, one test a patch and scenario.
+One scenario is one process with one import of the engine that is installed here (see `scenarios.py`); no engine is
+built. The tests read what the processes found, one test a patch and scenario.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,28 +16,21 @@ from typing import Any
 import pytest
 
 from atom_patches.core import discovery
-from atom_patches.vllm.engine import ENGINE
+from tests import installed
+from tests.installed import ENGINE
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
+pytestmark = installed.needs_engine
 
 IDS = [patch.id for patch in discovery.load(ENGINE)]
-BOOTSTRAP = [name for name in IDS if name.startswith("vllm.bootstrap.")]
+BOOTSTRAP = [name for name in IDS if name.startswith(f"{ENGINE.name}.bootstrap.")]
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 
 
 @functools.cache
 def outcome(scenario: str, state_dir: str) -> dict[str, dict[str, Any]]:
     """What the process of a scenario found; run once."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOM_", "VLLM_PLUGINS"))}
-    environment |= {
-        "ATOM_PATCHES_STATE_DIR": state_dir,
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    command = [sys.executable, str(SCENARIOS), scenario]
+    environment = installed.environment(ATOM_PATCHES_STATE_DIR=state_dir)
+    command = [sys.executable, str(SCENARIOS), ENGINE.name, scenario]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     assert result.returncode == 0 and lines, result.stdout[-2000:] + result.stderr[-4000:]
@@ -84,7 +75,7 @@ def test_spawned_child(name: str, state_dir: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOOTSTRAP)
-def test_armed_by_the_platform_plugin_in_the_middle_of_the_import(name: str, state_dir: str) -> None:
+def test_armed_by_the_plugin_in_the_middle_of_the_import(name: str, state_dir: str) -> None:
     assert outcome("by_plugin", state_dir)[""] == {"armed before": False}
     check(outcome("by_plugin", state_dir)[name], {"ours"})
 
@@ -111,6 +102,7 @@ CACHE_KEY = (
 )
 
 
+@pytest.mark.skipif(ENGINE.name != "vllm", reason="of these engines, vLLM alone reuses code by a key that it computes")
 @pytest.mark.parametrize("name", CACHE_KEY)
 def test_compile_cache_key(name: str, state_dir: str) -> None:
     assert outcome("instances", state_dir)[""][name] is True

@@ -92,6 +92,7 @@ def test_importing_the_package_does_not_overrule_the_master_switch() -> None:
         ({"PLUGINS": "other,atomic"}, False),
         ({"PLUGINS": "atom"}, True),
         ({"PLUGINS": "other,atom"}, True),
+        ({"PLUGINS": "other, atom"}, True),
         ({"PLUGINS": "atom", "ATOM_PATCHES": "0"}, False),
         ({"PLUGINS": "atom", "ATOM_PATCHES": ""}, True),
         ({"ATOM_PATCHES": "1"}, True),
@@ -103,6 +104,23 @@ def test_an_entry_point_arms_only_when_asked(entry_point: str, environment: dict
     code = f"import atom_patches_boot; print(atom_patches_boot.{entry_point}()); {IS_ARMED}"
     result = run(code, **changes)
     assert (result.stdout.split(), result.stderr) == (["None", str(armed)], "")
+
+
+def test_sglang_cannot_go_on_without_a_plugin_that_fails() -> None:
+    """SGLang's loader catches every `Exception` of a plugin."""
+    code = """
+import os, sys, atom_patches_boot
+sys.modules["sglang"] = sys
+os.environ |= {"SGLANG_PLUGINS": "atom", "ATOM_PATCHES": "yes"}
+try:
+    atom_patches_boot.sglang_plugin()
+except Exception:
+    pass
+print("going on")
+"""
+    result = run(code)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 1 and "'yes'" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(

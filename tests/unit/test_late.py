@@ -24,7 +24,7 @@ class Config:
     size: int = 1
 
 
-def engine(config_class: str = "lathe.config:Config") -> Engine:
+def engine(built_class: str = "lathe.config:Config") -> Engine:
     return Engine(
         name="lathe",
         package="lathe",
@@ -32,7 +32,7 @@ def engine(config_class: str = "lathe.config:Config") -> Engine:
         declarations="lathe_patches",
         bind_cache_key=lambda config, active: None,
         describe=lambda config: {},
-        config_class=config_class,
+        built=built_class,
     )
 
 
@@ -60,10 +60,10 @@ def test_a_living_configuration_means_an_engine() -> None:
     assert not late.built(engine())
 
 
-@pytest.mark.parametrize("config_class", ["", "lathe.missing:Config", "lathe.config:Missing"])
-def test_what_cannot_be_known_is_not_claimed(config_class: str) -> None:
+@pytest.mark.parametrize("built_class", ["", "lathe.missing:Config", "lathe.config:Missing"])
+def test_what_cannot_be_known_is_not_claimed(built_class: str) -> None:
     config = Config()
-    assert not late.built(engine(config_class))
+    assert not late.built(engine(built_class))
     del config
 
 

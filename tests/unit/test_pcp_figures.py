@@ -107,5 +107,5 @@ def test_queries_move_only_where_rows_stay_contiguous() -> None:
 def test_experts_that_are_not_spread_exchange_nothing() -> None:
     assert figures([8192, 1], 2, dimensions=DENSE).expert_bytes == 0
     assert figures([1, 1], 2, dimensions=DENSE).expert_bytes == 0
-    # Two decode rows that every rank runs: an all-reduce of two rows a layer, on two ranks.
-    assert figures([1, 1], 2).expert_bytes == 2 * 4096 * 40
+    # Two decode rows that every rank runs: an all-reduce of two rows a layer, on two ranks, one of which gets logits.
+    assert figures([1, 1], 2).expert_bytes == (2 * 4096 + 512) * 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -274,6 +275,25 @@ def test_member_that_fails_at_a_later_import_takes_the_group_back(toy: Any, make
         toy.load("late")
     assert core.plain is original
     assert toy.states() == {"toy.g.a": "inactive", "toy.g.b": "failed"}
+
+
+def test_failure_in_an_import_that_the_engine_survives_is_raised_again(toy: Any, make: Any) -> None:
+    toy.arm(toy.patch("toy.a", "late:late", lambda original: None))
+    toy.registry.confirm("toy")
+    config = make.config(2)
+    toy.configure(config)
+    toy.registry.confirm("toy")
+    with contextlib.suppress(PatchError):
+        toy.load("late")
+    toy.configure(config, "worker")  # the engine goes on to its next process role
+    with pytest.raises(PatchError, match="toy.a"):
+        toy.registry.confirm("toy")
+    toy.registry.release("toy", config)
+    toy.registry.confirm("toy")
+
+
+def test_engines_that_were_not_armed_have_nothing_to_confirm(toy: Any) -> None:
+    toy.registry.confirm("toy")
 
 
 def test_optimisation_group_that_fails_later_is_taken_back_with_a_warning(toy: Any, make: Any, warnings: Any) -> None:

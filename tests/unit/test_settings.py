@@ -155,6 +155,7 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PCP_ATTENTION": "settings.pcp_attention(",
         "ATOM_PCP_MIN_ROWS": "settings.pcp_min_rows(",
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
+        "ATOM_MODELS": "settings.model_families(",
         "ATOM_KERNELS": "settings.kernel_providers(",
         "ATOM_KERNEL_<FAMILY>": "settings.kernel_providers(",
     }
@@ -198,3 +199,18 @@ def test_a_misspelt_kernel_family_is_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ATOM_KERNEL_RMSNORM", "triton")
     (message,) = settings.unknown_names(FEATURES)
     assert "did you mean ATOM_KERNEL_RMS_NORM?" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "families"),
+    [("", set()), ("0", set()), ("1", {"qwen3_5", "qwen3_next"}), ("qwen3_next", {"qwen3_next"})],
+)
+def test_families_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, families: set[str]) -> None:
+    monkeypatch.setenv("ATOM_MODELS", value)
+    assert settings.model_families() == families
+
+
+def test_an_unknown_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_MODELS", "qwen3_5,llama")
+    with pytest.raises(settings.SettingsError, match="ATOM_MODELS='qwen3_5,llama' names 'llama'"):
+        settings.model_families()

@@ -84,6 +84,13 @@ def test_package_without_the_name_falls_back_to_its_submodule(toy: Any) -> None:
     assert found(toy, "core.helper", "") == ["core: def helper(x):"]
 
 
+def test_package_without_a_file_of_its_own(toy: Any) -> None:
+    (toy.root / toy.name / "plain").mkdir()
+    toy.write("plain/m", "def f(): a\n")
+    assert found(toy, "f", "plain.m") == ["m: def f(): a"]
+    assert not [name for name in sys.modules if name.partition(".")[0] == toy.name]
+
+
 def test_edited_file_is_read_again(toy: Any) -> None:
     toy.write("m", "def f(): first\n")
     assert found(toy, "f") == ["m: def f(): first"]

@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank_in_group, self.world_size = rank, meeting.size
-        self.device_group = self
+        self.device, self.device_group = torch.device("cpu"), self
         self.meeting = meeting
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -51,6 +51,15 @@ class Group:
         brought = self.meeting.exchange(self.rank_in_group, (f"broadcast {src}", tensor.clone()))
         assert {(name, one.shape) for name, one in brought} == {(f"broadcast {src}", tensor.shape)}
         return tensor.copy_(brought[src][1])
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        brought = self.meeting.exchange(self.rank_in_group, ("all_reduce", tensor.clone()))
+        assert {(name, one.shape) for name, one in brought} == {("all_reduce", tensor.shape)}
+        return torch.stack([one for _, one in brought]).sum(0)
+
+    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        assert tensor.shape[dim] % self.world_size == 0
+        return self.all_reduce(tensor).chunk(self.world_size, dim)[self.rank_in_group]
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         self.meeting.mail[self.rank_in_group, dst].put(tensor.clone())

@@ -140,6 +140,7 @@ def two(request: pytest.FixtureRequest, folder_of_two: Path) -> Results:
     engines["qwen3 paged"] = engine("qwen3", GREEDY, setup="tests.vllm.paged_backend", **size)
     engines["qwen3_next paged"] = engine("qwen3_next", GREEDY, setup="tests.vllm.paged_backend", env=ZIGZAG, **size)
     engines["qwen3_next biased"] = engine("qwen3_next", [wave()], setup="tests.vllm.biased_rank", **size)
+    engines["qwen3_next routed"] = engine("qwen3_next", [wave()], setup="tests.vllm.biased_router", **size)
     return launch(folder_of_two, 2, asked_for(request, engines), **RELAY)
 
 
@@ -349,13 +350,23 @@ def test_recurrent_layers_run_as_asked(two: Results, folder_of_two: Path, key: s
         assert f"layers.0.linear_attn: rank {rank} runs its recurrence as {mode}" in log
 
 
-@pytest.mark.parametrize("key", ["qwen3_next biased"])
-def test_ranks_agree_on_sampled_ids(two: Results, key: str) -> None:
-    """The second rank samples other tokens than the first, and goes on with the first one's."""
+def check_tokens(two: Results, key: str) -> None:
     for result in two[key]:
         for asked, answer in zip(wave(), result["waves"][0], strict=True):
             [sample] = answer["samples"]
             assert sample["tokens"] == oracle("qwen3_next").answer(tuple(asked["prompt"]), NEW)[0]
+
+
+@pytest.mark.parametrize("key", ["qwen3_next biased"])
+def test_ranks_agree_on_sampled_ids(two: Results, key: str) -> None:
+    """The second rank samples other tokens than the first, and goes on with the first one's."""
+    check_tokens(two, key)
+
+
+@pytest.mark.parametrize("key", ["qwen3_next routed"])
+def test_ranks_agree_on_experts(two: Results, key: str) -> None:
+    """The second rank would send rows that both run to other experts than the first, alone and beside a prefill."""
+    check_tokens(two, key)
 
 
 def check_recall(ranks: list[dict[str, Any]]) -> None:

@@ -19,6 +19,8 @@ from tests.vllm.launches import START_SECONDS, is_healthy, launch, server_comman
 from tests.vllm.pcp_engines import MIXED, NEW, PATH, Engine, check_greedy, engine, request, wave
 from tests.vllm.pcp_waves import CACHING, CHUNKED, STAGGERED, cached_waves
 
+pytestmark = pytest.mark.long
+
 ENGINES = RANKS = 2
 
 #: A prompt of one token is never split.

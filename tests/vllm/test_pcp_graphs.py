@@ -24,6 +24,13 @@ from atom_patches.vllm.adapters.pcp_graphs import SplitBatchDescriptor, own_inpu
 SIZES = [1, 2, 4, 8, 16, 24, 32]
 
 
+class Runner(SimpleNamespace):
+    """The part of a model runner that is asked. Each is one by itself, as vLLM's are."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    max_num_reqs, device = 5, torch.device("cpu")
+
+
 @pytest.fixture(scope="module")
 def config() -> VllmConfig:
     """As an engine on a GPU has it; the CPU platform turns graphs off while it is made."""
@@ -40,7 +47,7 @@ def config() -> VllmConfig:
 def runner(config: VllmConfig) -> SimpleNamespace:
     dispatcher = CudagraphDispatcher(config)
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE)
-    return SimpleNamespace(cudagraph_dispatcher=dispatcher, vllm_config=config)
+    return Runner(cudagraph_dispatcher=dispatcher, vllm_config=config)
 
 
 def spread(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
@@ -64,7 +71,9 @@ def test_the_graph_is_chosen_by_one_ranks_rows(
     outer = BatchDescriptor(32) if step_rows <= 32 else BatchDescriptor(step_rows)
     mode = CUDAGraphMode.PIECEWISE if step_rows <= 32 else CUDAGraphMode.NONE
     with set_forward_context({}, config, num_tokens=step_rows, cudagraph_runtime_mode=mode, batch_descriptor=outer):
-        with rows_of_one_rank(runner, rows) as graph_rows:
+        with rows_of_one_rank(runner, rows, 4):
+            pass  # a step before
+        with rows_of_one_rank(runner, rows, 2) as graph_rows:
             inner = get_forward_context()
             expected = next((size for size in SIZES if size >= rows), None)
             assert graph_rows == expected
@@ -73,8 +82,10 @@ def test_the_graph_is_chosen_by_one_ranks_rows(
             assert isinstance(inner.batch_descriptor, SplitBatchDescriptor) == experts
             assert inner.cudagraph_runtime_mode == (CUDAGraphMode.PIECEWISE if expected else CUDAGraphMode.NONE)
             assert pcp_graphs.rows_are_whole() != experts
+            copies = pcp_graphs.current_copies()
+            assert (None if copies is None else copies.tolist()) == ([True] * 2 + [False] * 3 if experts else None)
         assert get_forward_context().batch_descriptor == outer
-        assert get_forward_context().cudagraph_runtime_mode == mode
+        assert get_forward_context().cudagraph_runtime_mode == mode and pcp_graphs.current_copies() is None
 
 
 def test_a_step_of_single_rows_is_no_full_graph_on_one_rank(
@@ -84,7 +95,7 @@ def test_a_step_of_single_rows_is_no_full_graph_on_one_rank(
     full, found = runner.cudagraph_dispatcher.dispatch(8, uniform_decode=True)
     assert full == CUDAGraphMode.FULL
     with set_forward_context({}, config, num_tokens=8, cudagraph_runtime_mode=full, batch_descriptor=found):
-        with rows_of_one_rank(runner, 8):
+        with rows_of_one_rank(runner, 8, 8):
             assert get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE
         assert pcp_graphs.rows_are_whole()
 
@@ -94,8 +105,8 @@ def test_graphs_that_hold_attention_run_no_split_step(monkeypatch: pytest.Monkey
     dispatcher = CudagraphDispatcher(config)
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL)
     assert dispatcher.dispatch(8)[0] == CUDAGraphMode.FULL
-    runner: Any = SimpleNamespace(cudagraph_dispatcher=dispatcher, vllm_config=config)
-    with set_forward_context({}, config, num_tokens=16), rows_of_one_rank(runner, 8) as graph_rows:
+    runner: Any = Runner(cudagraph_dispatcher=dispatcher, vllm_config=config)
+    with set_forward_context({}, config, num_tokens=16), rows_of_one_rank(runner, 8, 8) as graph_rows:
         assert graph_rows is None and get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.NONE
 
 
@@ -172,29 +183,47 @@ def test_a_graphs_inputs_are_this_ranks_rows_in_the_runners_buffers(
 
 
 @pytest.mark.parametrize("embeds", [False, True])
-def test_a_prefill_size_is_captured_for_replicated_and_for_split_steps(config: VllmConfig, embeds: bool) -> None:
+def test_a_prefill_size_is_captured_for_replicated_and_for_split_steps(
+    monkeypatch: pytest.MonkeyPatch, config: VllmConfig, embeds: bool
+) -> None:
     from atom_patches.vllm.pcp import capture_split
 
     seen: list[tuple[Any, ...]] = []
+    whole: list[bool] = []
+    buffers: list[Any] = []
 
     def model(**inputs: Any) -> None:
         context = get_forward_context()
         rows = [len(inputs[name]) for name in ("input_ids", "inputs_embeds") if inputs[name] is not None]
+        whole.append(pcp_graphs.rows_are_whole())
+        buffers.append(pcp_graphs.current_copies())
         seen.append((context.cudagraph_runtime_mode, context.batch_descriptor, rows, len(inputs["positions"])))
 
     buffer = torch.arange(64)
-    runner: Any = SimpleNamespace(
+    runner: Any = Runner(
         model=model, vllm_config=config, parallel_config=SimpleNamespace(prefill_context_parallel_size=2),
         compilation_config=SimpleNamespace(cudagraph_num_of_warmups=1), input_ids=SimpleNamespace(gpu=buffer),
         inputs_embeds=SimpleNamespace(gpu=buffer), positions=buffer, uses_mrope=False, supports_mm_inputs=embeds,
         enable_prompt_embeds=False, _init_model_kwargs=dict,
     )  # fmt: skip
     before: list[Any] = []
-    capture = capture_split.capture_both(lambda *args: before.append(args))
+
+    def replicated(*args: Any) -> None:
+        before.append(args)
+        with set_forward_context(None, config, num_tokens=24, batch_descriptor=BatchDescriptor(24)):
+            assert pcp_graphs.rows_are_whole(), "a pass before a capture runs what is captured"
+
+    capture = capture_split.capture_both(replicated)
     descriptor = BatchDescriptor(24)
     capture(runner, descriptor, CUDAGraphMode.FULL)
     assert not seen and len(before) == 1
     capture(runner, descriptor, CUDAGraphMode.PIECEWISE)
     split = SplitBatchDescriptor(24)
-    assert len(before) == 2
+    assert len(before) == 2 and whole == [False, False]
     assert seen == [(CUDAGraphMode.NONE, split, [24], 24), (CUDAGraphMode.PIECEWISE, split, [24], 24)]
+
+    runner.cudagraph_dispatcher = CudagraphDispatcher(config)
+    spread(monkeypatch, True)
+    with set_forward_context({}, config, num_tokens=48), pcp_graphs.rows_of_one_rank(runner, 24, 1):
+        buffers.append(pcp_graphs.current_copies())
+    assert len({buffer.data_ptr() for buffer in buffers}) == 1, "a graph reads the buffer that it was captured with"

@@ -15,6 +15,8 @@ from tests.vllm.pcp_engines import engine, launch, request
 from tests.vllm.test_processes import Way, server
 from tools.checkpoints import checkpoint
 
+pytestmark = pytest.mark.long
+
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 LONG, SHORT, ONE = prompt(150, seed=20), prompt(37, seed=1), prompt(1, seed=1)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from vllm.config import CUDAGraphMode
@@ -29,31 +31,73 @@ class SplitBatchDescriptor(BatchDescriptor):
     """The key of a graph in which rows meet the experts of all ranks. It never equals a key of the engine's own."""
 
 
+_capturing_whole_rows: ContextVar[bool] = ContextVar("capturing_whole_rows", default=False)
+
+
+@contextmanager
+def capturing_whole_rows() -> Iterator[None]:
+    """Passes within run as a replicated step: those before a capture have to run what is captured."""
+    token = _capturing_whole_rows.set(True)
+    try:
+        yield
+    finally:
+        _capturing_whole_rows.reset(token)
+
+
 def rows_are_whole() -> bool:
     """Whether every rank runs the same rows, so that experts need not see them once a rank.
 
-    Profiling and warming-up passes carry no metadata, and count as split: a gather is what takes more memory.
+    Profiling passes carry no metadata, and count as split: a gather is what takes more memory.
     """
     context = get_forward_context()
     if isinstance(context.batch_descriptor, SplitBatchDescriptor):
         return False
-    return context.attn_metadata is not None or context.cudagraph_runtime_mode != CUDAGraphMode.NONE
+    real = context.attn_metadata is not None or context.cudagraph_runtime_mode != CUDAGraphMode.NONE
+    return real or _capturing_whole_rows.get()
+
+
+COPIES = "atom_pcp_copies"
+"""Under which a forward context carries what :func:`current_copies` gives."""
+
+_copies: WeakKeyDictionary[GPUModelRunner, torch.Tensor] = WeakKeyDictionary()
+"""Of each runner, the buffer that its graphs read."""
+
+
+def current_copies() -> torch.Tensor | None:
+    """Whether each of a rank's first rows is on every rank, bool ``[requests]``; None in a pass of no split step."""
+    return get_forward_context().additional_kwargs.get(COPIES)
+
+
+def _copies_of(runner: GPUModelRunner) -> torch.Tensor:
+    if runner not in _copies:
+        with torch.inference_mode(False):  # it is written in passes of either kind
+            _copies[runner] = torch.zeros(runner.max_num_reqs, dtype=torch.bool, device=runner.device)
+    return _copies[runner]
 
 
 @contextmanager
-def rows_of_one_rank(runner: GPUModelRunner, rows: int) -> Iterator[int | None]:
-    """Choose the forward pass's graph by the rows of one rank; gives the graph's rows, or None without a graph."""
+def rows_of_one_rank(runner: GPUModelRunner, rows: int, replicated: int) -> Iterator[int | None]:
+    """Choose the forward pass's graph by the rows of one rank; gives the graph's rows, or None without a graph.
+
+    Args:
+        rows: of one rank.
+        replicated: how many of them, from the first, are on every rank.
+    """
     context = get_forward_context()
     outer = context.cudagraph_runtime_mode, context.batch_descriptor
     # A full graph holds attention, of a replicated step.
     mode, descriptor = runner.cudagraph_dispatcher.dispatch(rows, invalid_modes={CUDAGraphMode.FULL})
     if experts_are_spread(runner.vllm_config):
         descriptor = _split(descriptor)
+        copies = context.additional_kwargs[COPIES] = _copies_of(runner)
+        copies[:replicated] = True
+        copies[replicated:] = False
     context.cudagraph_runtime_mode, context.batch_descriptor = mode, descriptor
     try:
         yield None if mode == CUDAGraphMode.NONE else descriptor.num_tokens
     finally:
         context.cudagraph_runtime_mode, context.batch_descriptor = outer
+        context.additional_kwargs.pop(COPIES, None)
 
 
 def own_inputs(
@@ -95,7 +139,7 @@ def capture_split_rows(runner: GPUModelRunner, descriptor: BatchDescriptor, warm
         warmups: passes before.
     """
     rows = descriptor.num_tokens
-    inputs = _graph_inputs(runner, rows)
+    inputs, copies = _graph_inputs(runner, rows), _copies_of(runner)
     model: Any = runner.model  # a property of some runners, typed as optional
     for mode in [CUDAGraphMode.NONE] * warmups + [CUDAGraphMode.PIECEWISE]:
         with set_forward_context(
@@ -105,6 +149,7 @@ def capture_split_rows(runner: GPUModelRunner, descriptor: BatchDescriptor, warm
             cudagraph_runtime_mode=mode,
             batch_descriptor=_split(descriptor),
         ):
+            get_forward_context().additional_kwargs[COPIES] = copies
             model(**inputs)
 
 

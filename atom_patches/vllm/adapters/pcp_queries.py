@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from atom_patches.runtime.pcp_attention_split import QueryExchange
+from atom_patches.vllm.adapters.pcp_copies import on_device
 
 if TYPE_CHECKING:
     from vllm.distributed.parallel_state import GroupCoordinator
@@ -31,7 +32,7 @@ class QueryMover:
         self._replicated = len(exchange.plan.replicated)
         self._sends = exchange.sends(rank)
         self._receives = exchange.receives(rank)
-        self._send_rows = (self._replicated + exchange.send_rows(rank)).to(device, non_blocking=True)
+        self._send_rows = on_device(self._replicated + exchange.send_rows(rank), device)
         self.sent = sum(self._sends) - self._sends[rank]
 
     def collect(self, query: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from atom_patches.core import settings
 from atom_patches.runtime.pcp import PcpPlan, Segment, plan_step
 from atom_patches.runtime.pcp_attention_split import AttentionShape, QueryExchange, choose_layout
 from atom_patches.runtime.pcp_cuts import Layout
+from atom_patches.vllm.adapters.pcp_copies import on_device
 from atom_patches.vllm.adapters.pcp_queries import QueryMover
 from atom_patches.vllm.adapters.pcp_shapes import layers_in_a_row
 
@@ -75,9 +76,10 @@ class SplitStep(dict[str, Any]):
         self.in_a_row = 1
         self.queries: QueryMover | None = None
         self._shared: dict[str, Any] = {}
-        self.local_rows = plan.local_rows(self.rank).to(device, non_blocking=True)
-        self._replicated_rows = plan.replicated_rows().to(device, non_blocking=True)
-        self._gathered_rows = plan.gathered_rows().to(device, non_blocking=True)
+        self.local_rows = on_device(plan.local_rows(self.rank), device)
+        self._replicated_rows = on_device(plan.replicated_rows(), device)
+        self._gathered_rows = on_device(plan.gathered_rows(), device)
+        self._last_rows = _last_rows(plan, self.rank, device)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What the step's first layer to ask under ``name`` made, for all layers."""
@@ -113,15 +115,38 @@ class SplitStep(dict[str, Any]):
         whole[self._replicated_rows] = rows[: self.num_replicated]
         return whole
 
-    def gather_only(self, rows: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
-        """Like :meth:`gather`, but only the ``wanted`` global rows are exchanged; the others are zero."""
-        exchange = self.plan.exchange(wanted)
-        send = torch.tensor(exchange.send_rows[self.rank], device=rows.device)
-        received = self.group.all_gather(rows[send], dim=0)
+    def gather_last(self, rows: torch.Tensor) -> torch.Tensor:
+        """Like :meth:`gather`, but only the last row of each request is exchanged; the others are zero."""
+        at = self._last_rows
+        received = self.group.all_gather(rows[at.send], dim=0)
         whole = rows.new_zeros((self.plan.num_tokens, *rows.shape[1:]))
-        whole[exchange.global_rows.to(rows.device)] = received[exchange.gathered_rows.to(rows.device)]
-        whole[exchange.replicated_global.to(rows.device)] = rows[exchange.replicated_local.to(rows.device)]
+        whole[at.pooled] = received[at.received]
+        whole[at.replicated] = rows[at.own]
         return whole
+
+
+@dataclass(frozen=True)
+class _LastRows:
+    """The last row of each request on its way to every rank, int64 on the device.
+
+    Attributes:
+        send: local rows that this rank sends.
+        pooled, received: global rows, and where they lie among what all ranks sent.
+        replicated, own: global rows that every rank runs, and their local rows.
+    """
+
+    send: torch.Tensor
+    pooled: torch.Tensor
+    received: torch.Tensor
+    replicated: torch.Tensor
+    own: torch.Tensor
+
+
+def _last_rows(plan: PcpPlan, rank: int, device: torch.device) -> _LastRows:
+    exchange = plan.exchange([end - 1 for end in plan.query_start_loc[1:]])
+    of_pool = exchange.global_rows, exchange.gathered_rows
+    of_all = exchange.replicated_global, exchange.replicated_local
+    return _LastRows(*(on_device(rows, device) for rows in (exchange.send_rows[rank], *of_pool, *of_all)))
 
 
 def current_split_step() -> SplitStep | None:
@@ -258,11 +283,11 @@ class _Batch:
         rows = torch.tensor([query.rows for query in queries], dtype=torch.int32)
         starts = torch.nn.functional.pad(rows.cumsum(0, dtype=torch.int32), (1, 0))
         seq_lens = torch.tensor([query.seq_len for query in queries], dtype=torch.int32)
-        requests = torch.tensor([query.request for query in queries], device=self.device)
+        requests = on_device([query.request for query in queries], self.device)
         return CommonAttentionMetadata(
-            query_start_loc=starts.to(self.device, non_blocking=True),
+            query_start_loc=on_device(starts, self.device, None),
             query_start_loc_cpu=starts,
-            seq_lens=seq_lens.to(self.device, non_blocking=True),
+            seq_lens=on_device(seq_lens, self.device, None),
             seq_lens_cpu_upper_bound=seq_lens,
             _seq_lens_cpu=seq_lens,
             _num_computed_tokens_cpu=seq_lens - rows,
@@ -296,7 +321,7 @@ def _recurrent_metadata(
         return _apart(metadata) if builder.use_full_cuda_graph else metadata
 
     requests = len(batch.plan.query_lens)
-    seq_lens = torch.tensor(batch.seq_lens, device=batch.device)
+    seq_lens = on_device(batch.seq_lens, batch.device)
     slots = mamba_get_block_table_tensor(
         block_table[:requests], seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
     )[:, 0].long()
@@ -306,7 +331,7 @@ def _recurrent_metadata(
         pooled=build([_Query(s.request, s.rows, batch.seq_lens[s.request]) for s in batch.segments]),
         whole=whole,
         slots=slots,
-        fresh=slots[torch.tensor(fresh, dtype=torch.int64, device=batch.device)],
+        fresh=slots[on_device(fresh, batch.device)],
     )
 
 

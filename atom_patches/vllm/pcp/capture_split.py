@@ -2,8 +2,9 @@
 
 Why:         vLLM captures a prefill graph a size. In a replicated step the ranks' experts add up; in a split step they
              exchange rows, and either is frozen into a graph when it is captured.
-How:         after each piecewise capture, capture the split step's graphs under a key of their own. vLLM's estimate of
-             the graphs' memory goes through the same method, so it counts both.
+How:         after each piecewise capture, capture the split step's graphs under a key of their own. The passes before
+             a capture, which tune and allocate, run what is captured. vLLM's estimate of the graphs' memory goes
+             through the same method, so it counts both.
 Remove when: vLLM splits the prefill of the architectures in `_config.py` itself.
 """
 
@@ -44,7 +45,7 @@ def capture_both(original: Callable[..., None]) -> Callable[..., None]:
     """Capture a size's graphs, and those of a split step of that size."""
     from vllm.config import CUDAGraphMode
 
-    from atom_patches.vllm.adapters.pcp_graphs import capture_split_rows
+    from atom_patches.vllm.adapters.pcp_graphs import capture_split_rows, capturing_whole_rows
 
     def _warmup_and_capture(
         self: GPUModelRunner,
@@ -54,7 +55,8 @@ def capture_both(original: Callable[..., None]) -> Callable[..., None]:
         allow_microbatching: bool = False,
         num_warmups: int | None = None,
     ) -> Any:
-        original(self, desc, cudagraph_runtime_mode, profile_seq_lens, allow_microbatching, num_warmups)
+        with capturing_whole_rows():
+            original(self, desc, cudagraph_runtime_mode, profile_seq_lens, allow_microbatching, num_warmups)
         ranks = self.parallel_config.prefill_context_parallel_size
         if ranks > 1 and cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE:
             warmups = self.compilation_config.cudagraph_num_of_warmups if num_warmups is None else num_warmups

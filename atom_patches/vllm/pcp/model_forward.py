@@ -51,11 +51,11 @@ def run_local_rows(original: Callable[..., torch.Tensor]) -> Callable[..., torch
         step = current_split_step()
         if step is None:
             return original(self, input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
-        with rows_of_one_rank(self, step.plan.rows_per_rank) as graph_rows:
+        with rows_of_one_rank(self, step.plan.rows_per_rank, step.num_replicated) as graph_rows:
             ids, places, embeds = own_inputs(self, step, input_ids, positions, inputs_embeds, graph_rows)
             hidden_states = original(self, ids, places, intermediate_tensors, embeds, **model_kwargs)
         if self.num_prompt_logprobs:
             return step.gather(hidden_states)
-        return step.gather_only(hidden_states, [end - 1 for end in step.plan.query_start_loc[1:]])
+        return step.gather_last(hidden_states)
 
     return _model_forward

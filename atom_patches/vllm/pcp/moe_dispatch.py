@@ -1,10 +1,10 @@
-"""Experts see each row of a replicated step once.
+"""Experts see each row of a replicated step once, and all ranks choose the same experts for it.
 
 Why:         vLLM gathers rows over prefill-context-parallel ranks before the experts. In a step that every rank
              runs whole, each row would be gathered, and computed, once a rank.
-How:         leave the gather out in such a step; `moe_combine` then adds up what each rank's experts give. In a split
-             step the decode rows, which all ranks hold too, are gathered with the others and computed once a rank:
-             every rank sends equal rows, and gets back its own.
+How:         in such a step, take the first rank's router logits instead; `moe_combine` then adds up what each rank's
+             experts give. In a split step the decode rows, which all ranks hold too, are gathered with the others and
+             computed once a rank, by the first rank's logits: every rank sends equal rows, and gets back its own.
 Remove when: vLLM skips the gather for rows that all ranks hold.
 """
 
@@ -27,7 +27,10 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp",
     when=pcp_with_spread_experts,
-    relies_on=("vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",),
+    relies_on=(
+        "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",
+        "vllm.forward_context:ForwardContext",
+    ),
     upstream="none: vLLM gathers in every step",
 )
 
@@ -36,17 +39,21 @@ PATCH = Patch(
 def gather_split_rows_only(
     original: Callable[..., tuple[torch.Tensor, torch.Tensor]],
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Gather rows for the experts unless every rank holds them all."""
+    """Gather rows for the experts, or agree on the experts of rows that every rank holds."""
     from atom_patches.core import settings
-    from atom_patches.vllm.adapters.pcp_graphs import rows_are_whole
+    from atom_patches.vllm.adapters.pcp_graphs import current_copies, rows_are_whole
+    from atom_patches.vllm.adapters.pcp_routing import agree_on_copies, agreed_logits
     from atom_patches.vllm.adapters.pcp_step import current_split_step, logger
 
     def _maybe_dispatch(
         self: MoERunner, layer: torch.nn.Module, hidden_states: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.moe_config.pcp_size > 1 and rows_are_whole():
-            return hidden_states, router_logits
+            return hidden_states, agreed_logits(router_logits)
         gathered, logits = original(self, layer, hidden_states, router_logits)
+        copies = current_copies()
+        if copies is not None:
+            agree_on_copies(logits, self.moe_config.pcp_size, copies)
         step = current_split_step()
         if step is not None and settings.pcp_debug():
             logger.info("%s: rank %d gathers %d rows for the experts", self.layer_name, step.rank, gathered.shape[0])

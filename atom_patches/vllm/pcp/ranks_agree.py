@@ -1,8 +1,9 @@
-"""Ranks whose environment differs are refused before a model is built.
+"""Ranks whose environment differs are refused before a model is built, and the others' links are opened.
 
 Why:         every rank decides for itself, from its settings, how a step is split and which collectives it enters; two
-             that decide differently wait for each other, in the first forward pass already.
-How:         compare the settings of all ranks before the worker loads the model.
+             that decide differently wait for each other, in the first forward pass already. And what NCCL allocates for
+             their exchanges has to be there when memory is measured.
+How:         before the worker loads the model, compare the settings of all ranks, then enter each collective once.
 Remove when: nothing of this group reads the environment in a worker.
 """
 
@@ -31,12 +32,14 @@ PATCH = Patch(
 @PATCH.around
 def compare_then_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """Load the model on ranks that agree."""
+    from atom_patches.vllm.adapters.pcp_links import open_links
     from atom_patches.vllm.adapters.pcp_support import check_link, check_ranks_agree
 
     def load_model(self: Worker, *args: Any, **kwargs: Any) -> Any:
         if self.parallel_config.prefill_context_parallel_size > 1:
             check_ranks_agree()
             check_link()
+            open_links(self.vllm_config)
         return original(self, *args, **kwargs)
 
     return load_model

@@ -11,6 +11,7 @@ import torch
 
 from atom_patches.core import settings
 from atom_patches.runtime.pcp_gdn_cost import GdnShape
+from atom_patches.vllm.adapters.pcp_copies import on_device
 from atom_patches.vllm.adapters.pcp_gdn.state_slots import StateSlots
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep, layer_metadata, logger
 
@@ -76,7 +77,7 @@ class CoreCall:
 
     def index(self, values: Any) -> torch.Tensor:
         """Whole numbers as int64 on the layer's device."""
-        return torch.as_tensor(values, dtype=torch.int64).to(self.mixed_qkv.device, non_blocking=True)
+        return on_device(values, self.mixed_qkv.device)
 
     def run(self, metadata: GDNAttentionMetadata, rows: slice) -> None:
         """The engine's own core on some of this rank's rows."""

@@ -12,6 +12,7 @@ import torch
 
 from atom_patches.runtime.pcp import PcpPlan
 from atom_patches.runtime.pcp_gdn_memory import PACKED_BYTES
+from atom_patches.vllm.adapters.pcp_copies import on_device
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
 from atom_patches.vllm.adapters.pcp_gdn.state_slots import StateSlots
 from atom_patches.vllm.adapters.pcp_step import SplitStep
@@ -40,8 +41,8 @@ def packs(plan: PcpPlan, owner: int, layers: list[Scanned]) -> Iterator[tuple[li
     together = max(1, many // len(finished))
     for some in (layers[first : first + together] for first in range(0, len(layers), together)):
         for requests in finished.split(many):
-            on_device = requests.to(some[0][1].device, non_blocking=True)
-            yield [states for states, _ in some], [slots[on_device] for _, slots in some]
+            wanted = on_device(requests, some[0][1].device)
+            yield [states for states, _ in some], [slots[wanted] for _, slots in some]
 
 
 def _broadcast(step: SplitStep, owner: int, states: list[StateSlots], slots: list[torch.Tensor]) -> None:

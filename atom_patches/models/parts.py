@@ -1,0 +1,202 @@
+"""What an engine provides for a decoder, and what it may rely on.
+
+A decoder decides what is computed, in which order, and by which kernels. The engine decides how weights are spread over
+ranks and quantised, where keys and values are cached, and what ranks exchange around attention and experts.
+
+Weights are spread over two groups of ranks, which differ under data-parallel attention:
+
+- `attention`: the ranks that hold parts of the heads of the same requests, only one rank if each has its own requests;
+- `mlp`: the ranks that hold parts of an MLP. `shared_expert` is that of an MLP beside routed experts, which engines
+  that send rows to experts keep whole on every rank.
+
+A row-parallel layer and the experts return partial sums, or finished ones: decoders never reduce. The layer's
+:class:`Exchange` does, after the sums of routed and shared experts were added.
+
+Tensors of rows are `[rows, width]`, with at least one row. Modules are called as the methods that make them say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor, nn
+
+from atom_patches.models.norms import GemmaRmsNorm
+
+Group = Literal["attention", "mlp", "shared_expert"]
+#: From the projections of all rows, `[rows, channels]` and two of `[rows, value heads]`, to the outputs of a recurrent
+#: layer, `[rows, value heads, value size]`.
+Recurrence = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers that this rank runs.
+
+    Attributes:
+        start, end: layers from `start` up to, not including, `end`.
+        first: whether the embedding is here.
+        last: whether the final norm is here.
+    """
+
+    start: int
+    end: int
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer stands, which decides what ranks exchange around it.
+
+    Attributes:
+        index: of the layer, among all of the model.
+        layers: of the model.
+        sparse: whether it has experts.
+        previous_sparse, next_sparse: whether its neighbours have; the same as `sparse` where there is no neighbour.
+    """
+
+    index: int
+    layers: int
+    sparse: bool
+    previous_sparse: bool
+    next_sparse: bool
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads of one rank: queries and outputs `[rows, heads * head_size]`, keys and values of `kv_heads`."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class RotaryShape:
+    """Rotary positions, neox style: the first and second half of the first `rotary_size` values turn together.
+
+    Attributes:
+        head_size: values of a head.
+        rotary_size: how many of them turn.
+        max_position: the largest position, plus one.
+        theta: the base of the frequencies.
+        sections: frequencies that turn by time, height and width, for positions `[3, rows]`; they are interleaved. None
+            if positions are `[rows]`.
+        scaling: what the checkpoint says about longer positions, `{"rope_type": …, …}`; None or "default": nothing.
+    """
+
+    head_size: int
+    rotary_size: int
+    max_position: int
+    theta: float
+    sections: tuple[int, int, int] | None = None
+    scaling: dict[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """Routed experts, each an MLP with a gate (silu).
+
+    Attributes:
+        experts: how many there are.
+        chosen: how many a row goes to.
+        hidden, intermediate: the width of a row, and within an expert.
+        renormalise: whether the chosen probabilities (softmax over all experts) are scaled to a sum of 1.
+    """
+
+    experts: int
+    chosen: int
+    hidden: int
+    intermediate: int
+    renormalise: bool
+
+
+class Exchange(Protocol):
+    """What ranks exchange in one layer, and the norms, which engines fuse with that.
+
+    Between `before_mlp` and `after_mlp` there may be other rows than before and after: those of other ranks, too.
+    """
+
+    def before_attention(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(input_norm(sum), sum) with the sum of both; residual is None in the first layer, and where it was added."""
+        ...
+
+    def capture(self, residual: Tensor) -> Tensor:
+        """The second result of `before_attention` as the engine reports hidden states; memory of its own."""
+        ...
+
+    def before_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Finish the attention's sums; (post_norm(sum), sum) with the sum of both, gathered as the MLP needs them."""
+        ...
+
+    def after_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Finish the MLP's sums; this rank's own rows of them and of the residual stream, None if that was added."""
+        ...
+
+
+class Parts(Protocol):
+    """What an engine provides. `prefix` is a layer's name in the checkpoint, by which quantisation is looked up."""
+
+    def stage(self, layers: int) -> Stage:
+        """Which of a model's layers this rank runs."""
+        ...
+
+    def local_heads(self, total: int) -> int:
+        """How many of an attention's or a recurrent layer's heads are here; at least 1.
+
+        Raises:
+            ValueError: they cannot be spread over the group `attention`.
+        """
+        ...
+
+    def embedding(self, vocabulary: int, hidden: int, *, prefix: str) -> nn.Module:
+        """`module(ids [rows]) -> [rows, hidden]`, finished."""
+        ...
+
+    def column(
+        self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
+    ) -> nn.Module:
+        """`module(x) -> y`, outputs laid end to end, each spread over the ranks by itself; no bias.
+
+        Without `quantised` it has a `weight` `[outputs of this rank, inputs]` in the model's dtype.
+        """
+        ...
+
+    def qkv(self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str) -> nn.Module:
+        """`module(x) -> [queries, keys, values]` of this rank's heads; key heads fewer than ranks are repeated."""
+        ...
+
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str) -> nn.Module:
+        """`module(x) -> y`, x being this rank's part of the inputs; no bias."""
+        ...
+
+    def head_parameter(self, heads: int) -> nn.Parameter:
+        """float32 `[heads of this rank]`, which loads its part of a tensor `[heads]`."""
+        ...
+
+    def rotary(self, shape: RotaryShape) -> nn.Module:
+        """`module(positions, queries, keys) -> (queries, keys)`; `models.rotary.Rotary` is one."""
+        ...
+
+    def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
+        """`module(queries, keys, values) -> outputs`; it caches keys and values, and finds a row's earlier ones."""
+        ...
+
+    def recurrence(self, layer: int, run: Recurrence) -> Recurrence:
+        """A recurrent layer's inner part, which is `run`, with whatever the engine does around it with the states.
+
+        `run` takes the recurrent metadata that are bound when it is called.
+        """
+        ...
+
+    def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
+        """`module(x [rows, hidden], router logits [rows, experts]) -> [rows, hidden]`; chooses by them as said."""
+        ...
+
+    def exchange(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> Exchange:
+        """What ranks exchange in that layer; the norms belong to the layer."""
+        ...

@@ -1,0 +1,89 @@
+"""The residual stream of one layer between attention's rows and the experts' rows.
+
+SGLang's LayerCommunicator knows for every layout which ranks hold which rows before and behind attention and experts,
+and moves them. A decoder calls it here and never names a group.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.layers.communicator import LayerCommunicator, LayerScatterModes
+from sglang.srt.layers.moe.utils import (
+    get_moe_a2a_backend,
+    should_skip_mlp_all_reduce,
+    should_skip_post_experts_all_reduce,
+)
+from sglang.srt.runtime_context import get_forward, get_parallel
+from torch import Tensor
+
+from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.parts import LayerPlace
+from atom_patches.sglang.adapters.current import current_batch
+
+
+class CommunicatorNorm:
+    """A norm as SGLang's communicator calls it."""
+
+    def __init__(self, norm: GemmaRmsNorm) -> None:
+        self._norm = norm
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, addition: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if residual is None:
+            return self._norm.alone(x)
+        return self._norm.of_sum(x, residual if addition is None else residual + addition)
+
+
+class LayerExchange:
+    """`models.parts.Exchange` of SGLang's communicator; a plain object: the norms are the decoder layer's modules."""
+
+    def __init__(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> None:
+        self._sparse = place.sparse
+        modes = LayerScatterModes.init_new(
+            layer_id=place.index,
+            num_layers=place.layers,
+            is_layer_sparse=place.sparse,
+            is_previous_layer_sparse=place.previous_sparse,
+            is_next_layer_sparse=place.next_sparse,
+        )
+        self._communicator = LayerCommunicator(
+            layer_scatter_modes=modes,
+            input_layernorm=CommunicatorNorm(input_norm),
+            post_attention_layernorm=CommunicatorNorm(post_norm),
+            allow_reduce_scatter=True,
+            is_last_layer=place.index == place.layers - 1,
+        )
+
+    def before_attention(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._communicator.prepare_attn(hidden, residual, current_batch())
+
+    def capture(self, residual: Tensor) -> Tensor:
+        communicator = self._communicator
+        rows = communicator._communicate_simple_fn(  # SGLang's own capture calls it
+            hidden_states=residual, forward_batch=current_batch(), context=communicator._context
+        )
+        # What follows may write to the residual stream.
+        return rows.clone() if rows is residual else rows
+
+    def before_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self._communicator.prepare_mlp(partial, residual, current_batch())
+
+    def after_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        batch = current_batch()
+        with get_forward().scoped(mlp_reduce_scatter=self._communicator.should_use_reduce_scatter(batch)):
+            whole = partial if self._summed() else tensor_model_parallel_all_reduce(partial)
+        hidden, rest = self._communicator.postprocess_layer(whole, residual, batch)
+        # Where the stream was spread over ranks, SGLang's last layer adds it before it gathers.
+        return hidden, torch.zeros_like(hidden) if rest is None else rest
+
+    def _summed(self) -> bool:
+        """Whether the ranks' shares need no all-reduce: there is one rank, or a dispatch or a scatter adds them."""
+        if get_parallel().tp_size == 1:
+            return True
+        if not self._sparse:
+            return should_skip_mlp_all_reduce()
+        return not get_moe_a2a_backend().is_none() or should_skip_post_experts_all_reduce(is_tp_path=True)

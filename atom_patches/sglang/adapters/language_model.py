@@ -1,0 +1,131 @@
+"""An ATOM decoder as SGLang calls the body of a language model: what stands between its inputs and its head."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from sglang.srt.distributed import get_pp_group
+from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
+from sglang.srt.model_loader.weight_utils import default_weight_loader
+from torch import Tensor, nn
+
+from atom_patches.models.decoder import Carried, HybridDecoder
+from atom_patches.models.qwen3_5 import qwen3_5
+from atom_patches.models.qwen3_next import qwen3_next
+from atom_patches.runtime.idle import Fallback, ModelInputs
+from atom_patches.sglang.adapters.experts import RoutedExperts
+from atom_patches.sglang.adapters.forward_step import StepInputs, forward_step
+from atom_patches.sglang.adapters.parts import SglangParts
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+Body = Tensor | tuple[Tensor, list[Tensor]] | PPProxyTensors
+"""Hidden states; with captured ones besides; or, on a pipeline stage before the last, what the next one takes."""
+
+
+class AtomLanguageModel(nn.Module):
+    """The body, from token ids or embeddings to normed hidden states.
+
+    What SGLang reads of it: `embed_tokens`, `layers`, `norm`, `start_layer`, `end_layer`, `pp_group`,
+    `layers_to_capture`.
+    """
+
+    make: ClassVar[Callable[..., HybridDecoder]]
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.pp_group = get_pp_group()
+        self.decoder = type(self).make(config, SglangParts(quant_config), prefix=prefix)
+        self.layers_to_capture: list[int] = []
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        self._position_axes = 3 if "mrope_section" in rope else 1
+
+    @property
+    def embed_tokens(self) -> nn.Module:
+        return self.decoder.embed_tokens
+
+    @property
+    def layers(self) -> nn.Module:
+        return self.decoder.layers
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.decoder.norm
+
+    @property
+    def start_layer(self) -> int:
+        return self.decoder.stage.start
+
+    @property
+    def end_layer(self) -> int:
+        return self.decoder.stage.end
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_dflash_layers_to_capture(self, layers: list[int]) -> None:
+        self.layers_to_capture = layers
+
+    def set_eagle3_layers_to_capture(self, layers: list[int]) -> None:
+        self.layers_to_capture = layers
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor | None,
+        forward_batch: ForwardBatch,
+        input_embeds: Tensor | None = None,
+        pp_proxy_tensors: PPProxyTensors | None = None,
+        input_deepstack_embeds: Tensor | None = None,
+    ) -> Body:
+        carried = None
+        if not self.pp_group.is_first_rank:
+            assert pp_proxy_tensors is not None
+            carried = Carried(pp_proxy_tensors["hidden_states"], pp_proxy_tensors["residual"])
+        output = forward_step(
+            self.decoder,
+            forward_batch,
+            StepInputs(ModelInputs(input_ids, positions, input_embeds), carried, input_deepstack_embeds),
+            fallback=self._fallback(),
+            capture=frozenset(self.layers_to_capture),
+        )
+        if not self.pp_group.is_last_rank:
+            return PPProxyTensors({"hidden_states": output.hidden, "residual": output.residual})
+        return (output.hidden, list(output.captured)) if output.captured else output.hidden
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load a checkpoint's weights, named as there but for a leading `model.`; return the parameters filled."""
+        loaded: set[str] = set()
+        for piece in self.decoder.map_weights(weights):
+            module = self.decoder.get_submodule(piece.module)
+            if isinstance(module, RoutedExperts):
+                assert piece.expert is not None and isinstance(piece.shard, str)
+                module.load(piece.parameter, piece.tensor, piece.shard, piece.expert)
+            else:
+                parameter = getattr(module, piece.parameter)
+                load = getattr(parameter, "weight_loader", default_weight_loader)
+                load(parameter, piece.tensor, *(() if piece.shard is None else (piece.shard,)))
+            loaded.add(f"decoder.{piece.module}.{piece.parameter}")
+        return loaded
+
+    def _fallback(self) -> Fallback:
+        return Fallback(next(self.parameters()).device, self._position_axes)
+
+
+class Qwen3_5LanguageModel(AtomLanguageModel):
+    """Of Qwen3.5: dense, with experts, or that of a vision-language model."""
+
+    make = staticmethod(qwen3_5)
+
+
+class Qwen3NextLanguageModel(AtomLanguageModel):
+    """Of Qwen3-Next."""
+
+    make = staticmethod(qwen3_next)

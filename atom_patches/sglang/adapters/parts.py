@@ -1,0 +1,120 @@
+"""The parts of which SGLang's process builds an ATOM decoder."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_pp_group, get_pp_indices
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.model_loader.weight_utils import sharded_weight_loader
+from sglang.srt.runtime_context import get_parallel
+from torch import nn
+
+from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.parts import AttentionShape, ExpertsShape, Group, LayerPlace, RotaryShape, Stage
+from atom_patches.sglang.adapters.attention import PagedAttention
+from atom_patches.sglang.adapters.exchange import LayerExchange
+from atom_patches.sglang.adapters.experts import RoutedExperts
+from atom_patches.sglang.adapters.linear import Column, QueryKeyValue, Row
+from atom_patches.sglang.adapters.recurrence import Recurrence, Run
+
+
+class SglangParts:
+    """`models.parts.Parts` of SGLang's layers.
+
+    Args:
+        quant_config: SGLang's, None for unquantised weights.
+    """
+
+    def __init__(self, quant_config: Any) -> None:
+        self._quant_config = quant_config
+
+    def stage(self, layers: int) -> Stage:
+        group = get_pp_group()
+        start, end = get_pp_indices(layers, group.rank_in_group, group.world_size)
+        return Stage(start, end, first=group.is_first_rank, last=group.is_last_rank)
+
+    def local_heads(self, total: int) -> int:
+        ranks = get_parallel().attn_tp_size
+        if total % ranks and ranks % total:
+            raise ValueError(
+                f"{total} heads cannot be spread over {ranks} ranks of attention: neither number divides the other. "
+                "Choose --tp-size and --dp-size so that their quotient divides the heads"
+            )
+        return max(1, total // ranks)
+
+    def embedding(self, vocabulary: int, hidden: int, *, prefix: str) -> nn.Module:
+        whole = is_dp_attention_enabled()  # ranks embed different tokens
+        return VocabParallelEmbedding(vocabulary, hidden, org_num_embeddings=vocabulary, enable_tp=not whole)
+
+    def column(
+        self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
+    ) -> nn.Module:
+        rank, size = _place(group)
+        quant = self._quant_config if quantised else None
+        return Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, tp_rank=rank, tp_size=size)
+
+    def qkv(self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str) -> nn.Module:
+        rank, size = _place("attention")
+        return QueryKeyValue(
+            inputs, head_size, heads, kv_heads, False,
+            quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
+        )  # fmt: skip
+
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str) -> nn.Module:
+        rank, size = _place(group)
+        return Row(
+            inputs, outputs, False, input_is_parallel=True, reduce_results=False,
+            quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
+        )  # fmt: skip
+
+    def head_parameter(self, heads: int) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(self.local_heads(heads), dtype=torch.float32), requires_grad=False)
+        parameter.weight_loader = sharded_weight_loader(0)  # pyright: ignore[reportAttributeAccessIssue]
+        return parameter
+
+    def rotary(self, shape: RotaryShape) -> nn.Module:
+        scaling = dict(shape.scaling or {})
+        if shape.sections is not None:
+            scaling |= {"mrope_section": list(shape.sections), "mrope_interleaved": True}
+            scaling.setdefault("rope_type", "default")
+        return get_rope(
+            head_size=shape.head_size,
+            rotary_dim=shape.rotary_size,
+            max_position=shape.max_position,
+            base=shape.theta,
+            rope_scaling=scaling or None,
+            is_neox_style=True,
+            dtype=torch.get_default_dtype(),
+        )
+
+    def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
+        return PagedAttention(
+            shape.heads, shape.head_size, shape.scale, shape.kv_heads, layer,
+            quant_config=self._quant_config, prefix=prefix,
+        )  # fmt: skip
+
+    def recurrence(self, layer: int, run: Run) -> Run:
+        return Recurrence(layer, run)
+
+    def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
+        return RoutedExperts(layer, shape, quant_config=self._quant_config, prefix=prefix)
+
+    def exchange(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> LayerExchange:
+        return LayerExchange(place, input_norm, post_norm)
+
+
+def _place(group: Group) -> tuple[int, int]:
+    """This rank and the number of ranks over which a group's weights are spread."""
+    parallel = get_parallel()
+    if group == "attention":
+        return parallel.attn_tp_rank, parallel.attn_tp_size
+    if group == "shared_expert" and not get_moe_a2a_backend().is_none():
+        return 0, 1  # rows go to the experts' ranks, and each rank keeps its own for the shared expert
+    return parallel.tp_rank, parallel.tp_size

@@ -1,0 +1,66 @@
+"""A plugin of SGLang's that writes down every step of an ATOM decoder: its plan, and the layers that ran in it.
+
+One line of JSON a step and process, in the directory LAYER_PROBE. With the plugin named in SGLANG_PLUGINS, and the
+folder of this file on PYTHONPATH, it is in every scheduler; it changes nothing but that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+_ran: ContextVar[Counter[str] | None] = ContextVar("_ran", default=None)
+
+
+def install() -> None:
+    """Wrap the decoder and its layers."""
+    from atom_patches.models import decoder
+
+    if getattr(decoder.HybridDecoder.forward, "probed", False):
+        return
+    layer_forward, decoder_forward = decoder.HybridLayer.forward, decoder.HybridDecoder.forward
+
+    def count(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ran = _ran.get()
+        if ran is not None:
+            ran["recurrent" if self.recurrent else "attention"] += 1
+        return layer_forward(self, *args, **kwargs)
+
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _ran.set(Counter())
+        try:
+            output = decoder_forward(self, *args, **kwargs)
+            _append(_ran.get() or Counter(), output)
+            return output
+        finally:
+            _ran.reset(token)
+
+    write.probed = True  # type: ignore[attr-defined]
+    decoder.HybridLayer.forward = count
+    decoder.HybridDecoder.forward = write
+
+
+def _append(ran: Counter[str], output: Any) -> None:
+    from atom_patches.runtime.context import STEP
+
+    step = STEP.required()
+    plan = step.plan
+    assert plan is not None
+    line = {
+        "rank": plan.rank,
+        "mode": plan.mode.value,
+        "together": plan.global_mode.value,
+        "uniform_decode": plan.uniform_decode,
+        "logical": plan.logical_tokens,
+        "physical": list(plan.tokens_across_ranks),
+        "rows": output.hidden.shape[0],
+        "sequences": step.gdn.sequences if step.gdn else None,
+        "captured": len(output.captured),
+        **ran,
+    }
+    with (Path(os.environ["LAYER_PROBE"]) / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
