@@ -213,7 +213,8 @@ def _answers_from_the_cache(llm: Any, vocabulary: int) -> dict[str, list[Any]]:
     answers = _generate(llm, first, 16, logprobs=2), _generate(llm, longer, 16, logprobs=2)
     if not all(output.num_cached_tokens for output in answers[1]):
         raise RuntimeError(f"found in the cache: {[output.num_cached_tokens for output in answers[1]]} tokens")
-    return {name: [_answer(output) for output in outputs] for name, outputs in zip(("new", "cached"), answers, strict=True)}
+    named = zip(("new", "cached"), answers, strict=True)
+    return {name: [_answer(output) for output in outputs] for name, outputs in named}
 
 
 def _answer(output: Any) -> list[dict[str, float]]:
