@@ -16,7 +16,7 @@ CORE_TESTS = $(wildcard tests/unit tests/ordering tests/drift tests/startup)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-sglang demo demo-sglang test test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
+.PHONY: help env env-sglang demo demo-sglang test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
 	pcp-matrix lint typecheck
 
 help: ## list the targets
@@ -38,10 +38,11 @@ demo-sglang: env-sglang ## serve hybrids with SGLang stock and with the ATOM dec
 
 test: env env-sglang lint typecheck ## lint, types and every test but the longest, the cheap ones first
 	$(PYTEST) tests -m "not long" $(ARGS)
-	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) $(ARGS)
+	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) -m "not long" $(ARGS)
 
-test-long: env ## the longest tests (about 10 minutes)
+test-long: env env-sglang ## the longest tests (about 20 minutes)
 	$(PYTEST) tests -m long $(ARGS)
+	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) -m long $(ARGS)
 
 test-core: env ## the patch engine, without an inference engine
 	$(PYTEST) $(CORE_TESTS) $(ARGS)

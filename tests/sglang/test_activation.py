@@ -26,7 +26,10 @@ import pytest
 
 from tests import installed
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed here")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed here"),
+]
 
 START_SECONDS = 300.0
 CUDA_ARGS: dict[str, Any] = {"dtype": "bfloat16", "mem_fraction_static": 0.2}

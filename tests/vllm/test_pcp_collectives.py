@@ -12,6 +12,8 @@ from tests.vllm.collectives_probe import entries
 from tests.vllm.pcp_engines import Engine, engine, launch, wave
 from tests.vllm.pcp_waves import ALONE, STAGGERED
 
+pytestmark = pytest.mark.long
+
 PROBE = {"setup": "tests.vllm.collectives_probe"}
 CHUNKED = {"max_num_batched_tokens": 96}
 

@@ -81,7 +81,7 @@ def server_args(model: Path, ranks: int, layout: str, port: int) -> Any:
         enable_mixed_chunk=True,
         max_total_tokens=2048,
         max_running_requests=2 * REQUESTS * ranks,
-        max_mamba_cache_size=4 * REQUESTS,
+        max_mamba_cache_size=4 * REQUESTS * ranks,
         context_length=4 * LIMIT,
         mem_fraction_static=0.1,
         speculative_num_steps=DRAFT - 1,

@@ -29,12 +29,13 @@ def check_layers(config: VllmConfig) -> None:
 
 
 def tell_unproven(config: VllmConfig) -> None:
-    """Say once, in the first rank's log, that nobody has compared answers on this platform yet."""
+    """Say once, in the first rank's log, how little has been compared on this platform."""
     device = config.device_config.device_type
     if device != "cpu" and get_world_group().rank_in_group == 0:
         logger.warning(
-            "prefill context parallelism on %s: answers were not compared with one device's yet; compare yours", device
-        )
+            "prefill context parallelism on %s: answers were compared with one device's for hybrids on one or two H200 "
+            "only; compare yours", device
+        )  # fmt: skip
 
 
 def check_link() -> None:
