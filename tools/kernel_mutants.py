@@ -782,6 +782,12 @@ FAULTS = (
         "power_of_two(ssm_state.shape[3]) !=",
     ),
     Fault(
+        "atom_patches/vllm/kernels/merge_attention.py",
+        f"{TESTS}/test_vllm_merge_attention.py::test_what_is_served_is_in_tolerance",
+        "if outs.shape[0] > 2 and outs.dtype",
+        "if outs.shape[0] > 8 and outs.dtype",
+    ),
+    Fault(
         "atom_patches/sglang/kernels/merge_attention.py",
         f"{TESTS}/test_sglang_bindings.py::test_parts_without_keys",
         "torch.threshold(lse, NO_KEYS / 2, -torch.inf, out=marked)",
