@@ -500,6 +500,18 @@ FAULTS = (
         "end = tl.max(tl.where(filled, every, 0))",
     ),
     Fault(
+        f"{KERNELS}/mla_attention/_kernels.py",
+        f"{TESTS}/test_mla_attention.py::test_divided_choices_of_tokens[triton]",
+        "end = tl.max(tl.where(filled, every + 1, 0))",
+        "end = tl.sum(filled.to(tl.int32))",
+    ),
+    Fault(
+        f"{KERNELS}/mla_attention/_kernels.py",
+        f"{TESTS}/test_mla_attention.py::test_any_choice_of_tokens[triton-plain]",
+        "used, used[None, :], factor",
+        "used, (slot >= 0)[None, :], factor",
+    ),
+    Fault(
         f"{KERNELS}/mla_attention/aiter_impl.py",
         f"{AITER}[mla_attention: one row a sequence]",
         "seen.cumsum(1) - 1)",
@@ -663,6 +675,36 @@ FAULTS = (
     ),
     Fault(
         f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_any_queries[True-triton]",
+        "sign = tl.where(d % 2 == 0, -1.0, 1.0)",
+        "sign = tl.where(d % 2 == 0, 1.0, -1.0)",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_any_queries[False-triton]",
+        "pair = tl.where(d < half, d, d - half)",
+        "pair = d",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_any_queries[False-triton]",
+        "(head * q_head)[:, None]\n    x = tl.load(line + d",
+        "(head * D)[:, None]\n    x = tl.load(line + d",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_queries_at_the_size_of_deepseek[2-triton]",
+        "    common ^= common >> 2\n",
+        "",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_queries_at_the_size_of_deepseek[2-triton]",
+        "gate * scale * factor",
+        "gate * factor",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
         f"{TESTS}/test_sparse_indexer.py::test_ranges_that_begin_and_end_at_the_edges_of_tiles[triton]",
         "KEYS >= high)",
         "KEYS >= high - 1)",
@@ -690,6 +732,24 @@ FAULTS = (
         f"{TESTS}/test_sparse_indexer.py::test_positions_to_slots_at_the_size_of_deepseek[triton]",
         "slot = tl.where(real, block * PAGE + index % PAGE, -1)",
         "slot = block * PAGE + index % PAGE",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_positions_in_a_table_of_single_tokens[5001-triton]",
+        "(number < blocks) & (owner >= 0)",
+        "(number <= blocks) & (owner >= 0)",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_paged_logits_at_the_size_of_deepseek[triton]",
+        "place = first % PAGE + tl.arange(0, KEYS)",
+        "place = tl.arange(0, KEYS)",
+    ),
+    Fault(
+        f"{KERNELS}/sparse_indexer/_kernels.py",
+        f"{TESTS}/test_sparse_indexer.py::test_any_paged_logits[triton]",
+        "            place = position % PAGE\n        at =",
+        "            place = position % KEYS\n        at =",
     ),
     Fault(
         f"{KERNELS}/sparse_indexer/_topk.py",
@@ -792,6 +852,36 @@ FAULTS = (
         f"{TESTS}/test_sglang_bindings.py::test_parts_without_keys",
         "torch.threshold(lse, NO_KEYS / 2, -torch.inf, out=marked)",
         "marked.copy_(lse)",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/sparse_indexer.py",
+        f"{TESTS}/test_sglang_bindings.py::test_keys_come_page_by_page",
+        "        _Pool(page, SIZE),",
+        "        _Pool(PAGE, SIZE),",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/sparse_indexer.py",
+        f"{TESTS}/test_sglang_bindings.py::test_positions_of_nothing_stay_nothing",
+        "torch.where(indices < block_table.shape[1], indices, -1)",
+        "indices.clamp(max=block_table.shape[1] - 1)",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/sparse_indexer.py",
+        f"{TESTS}/test_sglang_bindings.py::test_a_selection_in_ascending_order",
+        "end if start is None else end - start",
+        "end",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/mla_attention.py",
+        f"{TESTS}/test_sglang_bindings.py::test_slots_anywhere_in_the_row",
+        "torch.where(lse == math.inf, -math.inf, lse)",
+        "lse",
+    ),
+    Fault(
+        "atom_patches/sglang/kernels/mla_attention.py",
+        f"{TESTS}/test_sglang_bindings.py::test_what_flash_mla_does_not_serve",
+        "if layout is Layout.PACKED and cache.shape[1] != PAGE:",
+        "if False:",
     ),
     Fault(
         "atom_patches/sglang/kernels/fused_moe.py",

@@ -93,6 +93,7 @@ BATCHED: dict[str, tuple[Callable[[int], Arguments], ...]] = {
     "indexer_cache_write": (case("sparse_indexer.bench", "_write"),),
     "indexer_logits": (lambda n: bench("sparse_indexer.bench")._ragged(n, 3 * n).inputs(META),),
     "indexer_logits_paged": (logits_paged,),
+    "indexer_queries": (case("sparse_indexer.bench", "_queries"),),
     "l2norm": (case("l2norm.bench", "_case"),),
     "local_to_paged": (case("sparse_indexer.bench", "_local"),),
     "merge_attention": (lambda n: bench("merge_attention.bench")._two(n, META),),

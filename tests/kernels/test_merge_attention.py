@@ -93,7 +93,7 @@ def test_many_parts(provider: str, dtype: str, parts: int, rows: int, heads: int
 
 
 @pytest.mark.parametrize("provider", PARTS)
-@pytest.mark.parametrize("parts", [1, 8, 9, 70])
+@pytest.mark.parametrize("parts", [1, 5, 8, 9, 70])
 def test_every_part_counts(provider: str, parts: int) -> None:
     """Also the last, where a program takes them in several steps, and the first where the others are without keys."""
     outs, lses = draw(parts, 2, 2, 512, "float32", empty=0.0)
@@ -131,20 +131,22 @@ def test_what_a_part_without_keys_holds_does_not_count(
     provider: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_impl, "FEW_PAIRS", few)
-    outs, lses = draw(4, 6, 3, 64, "bfloat16", empty=0.5)
+    outs, lses = draw(11, 6, 3, 64, "bfloat16", empty=0.5)
     outs[lses.isinf()] = math.nan
     check_two(provider, outs, lses)
-    check_parts(provider, outs, lses)
+    for parts in (4, 7, 11):
+        check_parts(provider, outs[:parts], lses[:parts])
 
 
 @pytest.mark.parametrize("provider", OWN)
 def test_strides(provider: str) -> None:
-    outs, lses = draw(6, 10, 8, 64, "bfloat16")
+    outs, lses = draw(18, 10, 8, 64, "bfloat16")
     outs, lses = outs[::2, ::2, 1:7:2, 3:60:3], lses[::2, ::2, 1:7:2]
     check_two(provider, outs, lses)
-    check_parts(provider, outs, lses)
     check_two(provider, outs, lses.contiguous())
-    check_parts(provider, outs, lses.contiguous())
+    for parts in (3, 9):
+        check_parts(provider, outs[:parts], lses[:parts])
+        check_parts(provider, outs[:parts], lses[:parts].contiguous())
 
 
 @pytest.mark.skipif(not harness.GPU, reason="touches 9 GiB")

@@ -22,7 +22,9 @@ from atom_patches.kernels.sparse_indexer import (
     INDEXER_CACHE_WRITE,
     INDEXER_LOGITS,
     INDEXER_LOGITS_PAGED,
+    INDEXER_QUERIES,
     LOCAL_TO_PAGED,
+    ONE_STEP,
     OPERATIONS,
     TOPK_INDICES,
     bench,
@@ -30,6 +32,7 @@ from atom_patches.kernels.sparse_indexer import (
     indexer_cache_write,
     indexer_logits,
     indexer_logits_paged,
+    indexer_queries,
     local_to_paged,
     reference,
     topk_indices,
@@ -89,6 +92,87 @@ def check(
     if not verdict.ok and provider != "triton":
         pytest.skip(verdict.reason)
     harness.check(operation, provider, arguments, tolerance=tolerance)
+
+
+# The queries
+
+
+def queries_to_turn(rows: int, heads: int, size: int, half: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Parts of larger tensors; rows of many magnitudes, a head of zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(rows + 1, heads, size + 16, generator=generator)
+    wide *= torch.randn(rows + 1, heads, 1, generator=generator).mul(2).exp()
+    wide[-1, -1] = 0.0
+    angles = torch.randn(rows + 1, half, generator=generator) * 9
+    gates = torch.randn(heads, rows + 1, generator=generator).mT
+    parts = wide.to(dtype), gates, angles.cos(), angles.sin()
+    q, *rest = (x.to(harness.DEVICE)[1:] for x in parts)
+    return q[:, :, 16:], *rest
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_queries_are_turned_mixed_and_scaled(interleaved: bool) -> None:
+    """By complex numbers, by the transform's definition, and by hand."""
+    size, half = 16, 3
+    q, gates, cos, sin = (x.cpu() for x in queries_to_turn(3, 2, size, half, torch.float32, seed=5))
+    fp8, weights = reference.indexer_queries(q, gates, cos, sin, interleaved)
+    for t in range(3):
+        for h in range(2):
+            row = q[t, h].double().tolist()
+            for i in range(half):
+                at = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+                z = complex(row[at[0]], row[at[1]]) * complex(float(cos[t, i]), float(sin[t, i]))
+                row[at[0]], row[at[1]] = z.real, z.imag
+            mixed = [sum(x * (-1) ** (i & j).bit_count() for i, x in enumerate(row)) / size**0.5 for j in range(size)]
+            mantissa, exponent = math.frexp(max(1e-4, *(abs(x) for x in mixed)) / 448)
+            scale = 2.0 ** (exponent - (mantissa == 0.5))
+            assert float(weights[t, h]) == pytest.approx(float(gates[t, h]) * scale * (2 * size) ** -0.5, rel=1e-6)
+            for got, want in zip(fp8[t, h].float().tolist(), mixed, strict=True):
+                assert got * scale == pytest.approx(want, rel=2.0**-4, abs=scale * 2.0**-10)
+
+
+def check_queries(provider: str, call: tuple[Any, ...]) -> None:
+    """Within a step of E4M3, and as good as always the very same; weights are those of the scale."""
+    check(provider, INDEXER_QUERIES, call, ONE_STEP)
+    fp8, weights = registry.implementation(INDEXER_QUERIES, provider)(*call)
+    want, wanted = reference.indexer_queries(*call)
+    same = fp8.view(torch.uint8) == want.view(torch.uint8)
+    assert not same.numel() or float(same.float().mean()) > 0.999
+    torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("provider", GENERAL)
+@pytest.mark.parametrize("interleaved", [False, True])
+@harness.examples(6)
+@given(st.data(), st.integers(0, 5), st.integers(0, 2**31))
+def test_any_queries(provider: str, interleaved: bool, data: st.DataObject, rows: int, seed: int) -> None:
+    heads, size = data.draw(st.sampled_from([1, 5, 20])), data.draw(st.sampled_from([16, 64]))
+    half = data.draw(st.sampled_from([0, 3, size // 4, size // 2]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    check_queries(provider, (*queries_to_turn(rows, heads, size, half, dtype, seed), interleaved))
+
+
+@pytest.mark.parametrize("provider", GENERAL)
+@pytest.mark.parametrize("rows", [2, 40])
+def test_queries_at_the_size_of_deepseek(provider: str, rows: int) -> None:
+    rows = rows if harness.GPU else rows // 2
+    check_queries(provider, (*queries_to_turn(rows, 64, 128, 32, torch.bfloat16, seed=rows), False))
+
+
+def test_queries_that_cannot_be_mixed_or_turned() -> None:
+    q, gates, cos, sin = queries_to_turn(2, 3, 48, 8, torch.float32, seed=0)
+    with pytest.raises(ValueError, match="a power of two, got 48"):
+        indexer_queries(q, gates, cos, sin)
+    with pytest.raises(ValueError, match=r"cos and sin \[2, at most 16\]"):
+        indexer_queries(q[:, :, :32], gates, cos[:1], sin[:1])
+    assert indexer_queries(q[:, :, :32], gates, cos, sin)[0].shape == (2, 3, 32)
+
+
+def test_mixing_leaves_products_as_they_are() -> None:
+    x = torch.randn(7, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    mixed = reference.hadamard(x)
+    torch.testing.assert_close(mixed @ mixed.T, x @ x.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reference.hadamard(mixed), x, rtol=1e-5, atol=1e-5)
 
 
 # The key cache
@@ -253,7 +337,7 @@ def test_ranges_that_begin_and_end_at_the_edges_of_tiles(provider: str) -> None:
 @given(st.data(), st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_any_paged_logits(provider: str, data: st.DataObject, lengths: list[int], seed: int) -> None:
     """As many queries a request as come, padding among them, in rows longer than any request."""
-    page, heads = data.draw(st.sampled_from([6, 64])), data.draw(st.sampled_from([1, 3, 32]))
+    page, heads = data.draw(st.sampled_from([1, 6, 64])), data.draw(st.sampled_from([1, 3, 32]))
     batch = Requests(lengths, page=page, seed=seed, spread=data.draw(st.integers(1, 2)))
     owners = data.draw(st.lists(st.integers(-1, len(lengths) - 1), max_size=6))
     seen = [data.draw(st.integers(0, lengths[owner])) if owner >= 0 else 5 for owner in owners]
@@ -426,7 +510,8 @@ def test_logits_may_hold_anything_where_nobody_looks(provider: str) -> None:
         pytest.skip(verdict.reason)
     with harness.poisoned():
         logits = registry.implementation(INDEXER_LOGITS, provider)(*arguments)
-    who = provider if provider in SELECTING else "torch"
+    served = registry.supports(TOPK_INDICES, provider, (logits, start, end, k, False)).ok
+    who = provider if served else "torch"
     found = registry.implementation(TOPK_INDICES, who)(logits, start, end, k, False)
     for t in range(rows):
         seen = logits[t, 5 : int(end[t])]
@@ -472,6 +557,19 @@ def test_positions_to_slots_at_the_size_of_deepseek(provider: str) -> None:
     table = torch.randint(0, 1000, (3, 40), generator=generator).int().to(harness.DEVICE)
     indices = torch.randint(-200, 42 * 64, (7, 256), generator=generator).int().to(harness.DEVICE)
     check(provider, LOCAL_TO_PAGED, (indices, on_device([0, 0, 2, 1, 1, 2, 0]), table, 64), EXACT)
+
+
+@pytest.mark.parametrize("provider", harness.providers(LOCAL_TO_PAGED))
+@pytest.mark.parametrize("width", [2048, 5001])
+def test_positions_in_a_table_of_single_tokens(provider: str, width: int) -> None:
+    """A table of a request's slots, one after the other; positions of nothing lie anywhere in the row."""
+    generator = torch.Generator().manual_seed(width)
+    table = torch.randint(1, 2**30, (5, width), generator=generator).int().to(harness.DEVICE)
+    indices = torch.randint(0, width, (4, 2048), generator=generator).int()
+    indices[torch.rand(4, 2048, generator=generator) < 0.3] = -1
+    indices[1] = -1
+    indices[2, [0, -1]] = torch.tensor([width - 1, width], dtype=torch.int32)
+    check(provider, LOCAL_TO_PAGED, (indices.to(harness.DEVICE), None, table, 1), EXACT)
 
 
 # All together
@@ -536,6 +634,7 @@ def test_as_torch_sees_it() -> None:
     lengths, slots = on_device([6, 2]), on_device([1, -1])
     logits = torch.zeros(2, 9, device=harness.DEVICE)
     calls: tuple[tuple[Any, ...], ...] = (
+        (*queries_to_turn(2, 3, 32, 8, torch.bfloat16, seed=0), True),
         (torch.ones(2, 32, device=harness.DEVICE), slots, batch.cache.clone().zero_(), True),
         (batch.cache, batch.table, batch.starts, 9),
         (q, key, scale, weights, lengths * 0, lengths),
@@ -543,8 +642,9 @@ def test_as_torch_sees_it() -> None:
         (logits, None, lengths, 4, True),
         (lengths.view(2, 1), None, batch.table, 4),
     )
+    returns_fp8 = INDEXER_CACHE_GATHER, INDEXER_QUERIES
     for operation, arguments in zip(OPERATIONS, calls, strict=True):
-        if any(isinstance(x, Tensor) and x.dtype == FP8 for x in arguments) or operation is INDEXER_CACHE_GATHER:
+        if any(isinstance(x, Tensor) and x.dtype == FP8 for x in arguments) or operation in returns_fp8:
             # The rest of opcheck compares tensors before and after, and torch cannot compare this dtype.
             torch.library.opcheck(operation.operator, arguments, test_utils=("test_faketensor",))
         else:

@@ -1,4 +1,4 @@
-"""Many parts by vLLM's merge of two, for which one that rounds its result stands in: refused, or within the tolerance."""
+"""Many parts by vLLM's merge of two, for which one that rounds its result stands in: refused, or in tolerance."""
 
 from __future__ import annotations
 

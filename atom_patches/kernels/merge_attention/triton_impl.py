@@ -1,4 +1,4 @@
-"""Merging partial attention in Triton: two parts by blocks of rows, many parts with a program a row and head."""
+"""Merging partial attention in Triton: few parts by blocks of rows, many parts with a program a row and head."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
@@ -17,6 +17,8 @@ LARGEST_HEAD = 1024
 MOST_PARTS = 1024
 #: Rows times heads up to which two parts are read at once with their weights: the bytes matter less than the wait.
 FEW_PAIRS = 4096
+#: Parts up to which a program reads all of them at once, for a block of rows.
+FEW_PARTS = 8
 
 
 def supports_merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Verdict:
@@ -66,6 +68,14 @@ def merge_into(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
         return
     block = triton.next_power_of_2(size)
     lanes = triton.next_power_of_2(parts)
+    if parts <= FEW_PARTS:
+        pairs = max(1, 1024 // block)
+        _merge_few[(triton.cdiv(rows * heads, pairs),)](
+            out, lse, outs, lses, parts, rows * heads,
+            *out.stride(), *lse.stride(), *outs.stride(), *lses.stride(),
+            HEADS=heads, SIZE=size, BLOCK=block, PARTS=lanes, PAIRS=pairs, num_warps=4,
+        )  # fmt: skip
+        return
     chunk = min(lanes, max(1, 4096 // block))
     _merge_parts[(rows, heads)](
         out, lse, outs, lses, parts, *out.stride(), *lse.stride(), *outs.stride(), *lses.stride(),
@@ -112,6 +122,46 @@ def _merge_two(
     merged += part_b.to(tl.float32) * (weight_b * inverse)[:, None]
     to = out + pair[:, None] * SIZE + column[None, :]
     tl.store(to, merged.to(out.dtype.element_ty), mask=inside)
+
+
+@jit(do_not_specialize=["parts", "pairs", "lse_head", "lse_part_stride", "lse_head_stride"])
+def _merge_few(
+    out, lse, outs, lses, parts, pairs,
+    out_row, out_head, out_dim, lse_row, lse_head, part_stride, row_stride, head_stride, dim_stride,
+    lse_part_stride, lse_row_stride, lse_head_stride,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """PARTS is the next power of two; pointers step from part to part, whose distance may need 64 bits."""
+    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    real = pair < pairs
+    row = pair // HEADS
+    head = pair % HEADS
+    column = tl.arange(0, BLOCK)
+    inside = real[:, None] & (column < SIZE)[None, :]
+    found = ()
+    peak = tl.full([PAIRS], float("-inf"), tl.float32)
+    at = lses + row * lse_row_stride + head * lse_head_stride
+    for part in tl.static_range(PARTS):
+        value = _empty_as_minus_inf(tl.load(at, mask=real & (part < parts), other=float("-inf")))
+        found = found + (value,)
+        peak = tl.maximum(peak, value)
+        at += lse_part_stride
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros([PAIRS], dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.exp(found[part] - base)
+    total = tl.where(peak == float("-inf"), 1.0, total)
+    inverse = 1.0 / total
+    merged = tl.zeros([PAIRS, BLOCK], dtype=tl.float32)
+    tiles = outs + (row * row_stride + head * head_stride)[:, None] + column[None, :] * dim_stride
+    for part in tl.static_range(PARTS):
+        weight = tl.exp(found[part] - base) * inverse
+        tile = tl.load(tiles, mask=(weight > 0.0)[:, None] & inside, other=0.0)
+        merged += tile.to(tl.float32) * weight[:, None]
+        tiles += part_stride
+    to = out + (row * out_row + head * out_head)[:, None] + column[None, :] * out_dim
+    tl.store(to, merged.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + row * lse_row + head * lse_head, peak + tl.log(total), mask=real)
 
 
 @jit(do_not_specialize=["parts", "lse_head", "lse_part_stride", "lse_head_stride"])

@@ -1,4 +1,5 @@
-"""Latent attention at the shape of DeepSeek-V3.2 on one GPU: 128 heads, a latent of 512 and a rope part of 64."""
+"""Latent attention at the shapes of DeepSeek-V3.2: 128 heads on one GPU or 16 on each of eight, a latent of 512 and a
+rope part of 64."""
 
 from __future__ import annotations
 
@@ -111,7 +112,14 @@ CASES = (
     _dense(16, 16384, 1, "plain", heads=16),
     _dense(16, 16384, 4, "plain", heads=16),
     _dense(1, 4096, 4096, "plain"),
-    *(_sparse(rows, 16384, layout) for layout in ("plain", "packed") for rows in (1, 16, 64, 4096)),
-    _sparse(16, 16384, "packed", heads=16),
+    *(
+        _sparse(rows, context, "packed", heads)
+        for heads in (128, 16)
+        for rows in (1, 16, 64)
+        for context in (8192, 32768, 131072)
+    ),
+    *(_sparse(rows, 32768, "plain", heads) for heads in (128, 16) for rows in (1, 16, 64)),
+    *(_sparse(rows, 32768, "scaled", heads=16) for rows in (16, 64)),
+    *(_sparse(4096, 16384, layout, heads) for layout in ("plain", "packed") for heads in (128, 16)),
     *(_write(rows, layout) for layout in ("plain", "scaled", "packed") for rows in (16, 4096)),
 )

@@ -16,6 +16,12 @@ Schema, T queries, H heads, D values a head, B blocks of P tokens, M blocks a re
     block_table   [any, M]        int32: token p of request i lies in block block_table[i, p // P]
     requests      [T] int32       the request of each query, negative for padding; None: query t is request t's
 
+    indexer_queries       q of a floating dtype, any strides with the last one 1; gates [T, H], what the checkpoint says
+                          of each head's weight; cos, sin [T, R / 2], by which the first R values of each head are
+                          turned, pairs half of R apart or, `interleaved`, neighbours. Turned, rounded to q's dtype;
+                          mixed by the orthonormal Hadamard transform (Sylvester's order), which leaves products as they
+                          are; divided by scale = max(|mixed|, 1e-4) / 448, rounded up to a power of two. Returns q in
+                          float8_e4m3fn and weights = gates * scale * (H * D) ** -0.5.
     indexer_cache_write   key [T, D] (floating) into slots [T] (int32 or int64; negative: skipped; real ones distinct;
                           slot = block * P + place). scale = max(|key|, 1e-4) / 448, if `power_of_two` rounded up to a
                           power of two (UE8M0).
@@ -50,9 +56,50 @@ from . import reference
 #: Largest (relative, absolute) difference from the reference: sums of H * D exact products, with some freedom for
 #: matrix units that keep fewer than 24 bits of a sum of FP8 products.
 TOLERANCE = {"float8_e4m3fn": (1e-3, 2e-2), "float32": (0.0, 0.0)}
+#: Of queries in E4M3: one step, where a sum lies so near the middle of two values that its order decides.
+ONE_STEP = (0.126, 2.0**-9)
 
 _ROWS = (1, 4, 16, 64, 256, 4096)
 _COLUMNS = (4096, 16384, 65536, 131072)
+
+
+def _fake_queries(q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape, dtype=torch.float8_e4m3fn), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _queries_class(q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> str:
+    return f"{dtype_name(q.dtype)} h{q.shape[1]} d{q.shape[2]} rows{bucket(q.shape[0], _ROWS)}"
+
+
+INDEXER_QUERIES = Operation(
+    package=__name__,
+    name="indexer_queries",
+    schema="(Tensor q, Tensor gates, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)",
+    reference=reference.indexer_queries,
+    fake=_fake_queries,
+    shape_class=_queries_class,
+    tolerance={"float32": ONE_STEP, "bfloat16": ONE_STEP, "float16": ONE_STEP},
+)
+
+
+def indexer_queries(
+    q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Turn, mix and quantise queries.
+
+    Returns:
+        (q [T, H, D] float8_e4m3fn, weights [T, H] float32).
+
+    Raises:
+        ValueError: shapes that contradict the schema.
+    """
+    _check_queries(q, gates)
+    if q.shape[2] & (q.shape[2] - 1):
+        raise ValueError(f"the Hadamard transform takes heads of a power of two, got {q.shape[2]}")
+    if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[0] != q.shape[0] or 2 * cos.shape[1] > q.shape[2]:
+        raise ValueError(f"cos and sin [{q.shape[0]}, at most {q.shape[2] // 2}], got {list(cos.shape)} and "
+                         f"{list(sin.shape)}")  # fmt: skip
+    return INDEXER_QUERIES(q, gates, cos, sin, interleaved)
 
 
 def _fake_write(key: Tensor, slots: Tensor, cache: Tensor, power_of_two: bool) -> None:
@@ -295,6 +342,7 @@ LOCAL_TO_PAGED = Operation(
     tolerance=TOLERANCE,
 )
 OPERATIONS = (
+    INDEXER_QUERIES,
     INDEXER_CACHE_WRITE,
     INDEXER_CACHE_GATHER,
     INDEXER_LOGITS,
@@ -343,7 +391,9 @@ __all__ = [
     "INDEXER_CACHE_WRITE",
     "INDEXER_LOGITS",
     "INDEXER_LOGITS_PAGED",
+    "INDEXER_QUERIES",
     "LOCAL_TO_PAGED",
+    "ONE_STEP",
     "OPERATIONS",
     "TOLERANCE",
     "TOPK_INDICES",
@@ -351,6 +401,7 @@ __all__ = [
     "indexer_cache_write",
     "indexer_logits",
     "indexer_logits_paged",
+    "indexer_queries",
     "local_to_paged",
     "topk_indices",
 ]

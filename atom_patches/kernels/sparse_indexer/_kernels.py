@@ -10,6 +10,47 @@ from atom_patches.kernels.assembler import jit
 from atom_patches.kernels.e4m3_triton import encode_e4m3, power_of_two_above
 
 
+@jit
+def queries(
+    q, gates, cos, sin, out, weights, heads, half, factor, norm,
+    q_token, q_head, gates_token, gates_head, cos_token, cos_pair, sin_token, sin_pair,
+    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """ROWS heads of one token. Hadamard's signs are the parities of the common bits of row and column."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    mine = head < heads
+    d = tl.arange(0, D)
+    turned = d < 2 * half
+    if INTERLEAVED:
+        partner = d ^ 1
+        pair = d // 2
+        sign = tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        partner = tl.where(d < half, d + half, d - half)
+        pair = tl.where(d < half, d, d - half)
+        sign = tl.where(d < half, -1.0, 1.0)
+    line = q + token * q_token + (head * q_head)[:, None]
+    x = tl.load(line + d[None, :], mask=mine[:, None], other=0.0)
+    other = tl.load(line + partner[None, :], mask=mine[:, None] & turned[None, :], other=0.0).to(tl.float32)
+    c = tl.load(cos + token * cos_token + pair * cos_pair, mask=turned, other=1.0).to(tl.float32)
+    s = tl.load(sin + token * sin_token + pair * sin_pair, mask=turned, other=0.0).to(tl.float32)
+    x = (x.to(tl.float32) * c[None, :] + other * (sign * s)[None, :]).to(x.dtype)
+    common = d[:, None] & d[None, :]
+    common ^= common >> 4
+    common ^= common >> 2
+    common ^= common >> 1
+    signs = (1 - 2 * ((common ^ (common >> 8)) & 1)).to(tl.float32)
+    mixed = tl.dot(x, signs.to(x.dtype), input_precision="ieee") * norm
+    largest = tl.maximum(tl.max(tl.abs(mixed), 1), 1e-4)
+    scale = power_of_two_above(tl.div_rn(largest, tl.full((ROWS,), 448.0, tl.float32)))
+    divided = tl.div_rn(mixed, tl.broadcast_to(scale[:, None], (ROWS, D)))
+    place = token * heads + head
+    tl.store(out + place[:, None] * D + d[None, :], encode_e4m3(divided), mask=mine[:, None])
+    gate = tl.load(gates + token * gates_token + head * gates_head, mask=mine, other=0.0).to(tl.float32)
+    tl.store(weights + place, gate * scale * factor, mask=mine)
+
+
 @jit(do_not_specialize=["count"])
 def write(
     key, slots, values, scales, count, size, key_row, key_column, slots_stride, values_block, scales_block,

@@ -14,11 +14,13 @@ from . import (
     INDEXER_CACHE_WRITE,
     INDEXER_LOGITS,
     INDEXER_LOGITS_PAGED,
+    INDEXER_QUERIES,
     LOCAL_TO_PAGED,
     TOPK_INDICES,
 )
 
-HEADS, SIZE, PAGE, TOPK = 64, 128, 64, 2048
+HEADS, SIZE, ROPE, PAGE, TOPK = 64, 128, 64, 64, 2048
+CONTEXTS = (4096, 8192, 32768, 131072)
 
 
 def _generator(device: torch.device) -> torch.Generator | None:
@@ -41,6 +43,16 @@ def _cache(device: torch.device, blocks: int) -> Tensor:
     values = _fp8(device, blocks, PAGE * SIZE).view(torch.uint8)
     scales = torch.full((blocks, PAGE), 1 / 64, device=device).view(torch.uint8)
     return torch.cat([values, scales], dim=1).view(blocks, PAGE, SIZE + 4)
+
+
+def _queries(rows: int) -> Case:
+    def inputs(device: torch.device) -> tuple[Any, ...]:
+        q = _normal(device, rows, HEADS, SIZE, dtype=torch.bfloat16)
+        angles = _normal(device, rows, ROPE // 2)
+        return q, _normal(device, rows, HEADS), angles.cos(), angles.sin(), False
+
+    moved = rows * (HEADS * (3 * SIZE + 8) + 4 * ROPE)
+    return Case(INDEXER_QUERIES, f"{rows} rows", inputs, bytes=moved, flops=2 * rows * HEADS * SIZE * SIZE)
 
 
 def _write(rows: int) -> Case:
@@ -121,26 +133,32 @@ def _topk(rows: int, columns: int) -> Case:
     )
 
 
-def _local(rows: int) -> Case:
+def _local(rows: int, page: int = PAGE) -> Case:
+    """In tables of single tokens every query has its row, as SGLang has it."""
+
     def inputs(device: torch.device) -> tuple[Any, ...]:
-        blocks = 65536 // PAGE
+        blocks = 65536 // page
         table = torch.arange(rows * blocks, dtype=torch.int32, device=device).view(rows, blocks)
         indices = _permutation(device, 65536)[:TOPK].expand(rows, TOPK).contiguous()
-        return indices, torch.arange(rows, dtype=torch.int32, device=device), table, PAGE
+        requests = None if page == 1 else torch.arange(rows, dtype=torch.int32, device=device)
+        return indices, requests, table, page
 
-    return Case(LOCAL_TO_PAGED, f"{rows} x {TOPK}", inputs, bytes=12 * rows * TOPK, flops=0)
+    label = f"{rows} x {TOPK}" + (", single tokens" if page == 1 else "")
+    return Case(LOCAL_TO_PAGED, label, inputs, bytes=12 * rows * TOPK, flops=0)
 
 
 CASES = (
+    *(_queries(rows) for rows in (1, 16, 64, 4096)),
     *(_write(rows) for rows in (1, 16, 64, 4096)),
     _gather(1, 65536),
     _gather(16, 4096),
     _ragged(4096, 0),
     _ragged(4096, 12288),
-    *(_paged(batch, context) for batch in (1, 16, 64) for context in (4096, 16384, 65536)),
-    *(_topk(rows, columns) for rows in (1, 16, 64) for columns in (4096, 16384, 65536)),
-    _topk(1, 131072),
+    _ragged(4096, 28672),
+    *(_paged(batch, context) for batch in (1, 16, 64) for context in CONTEXTS),
+    *(_topk(rows, columns) for rows in (1, 16, 64) for columns in CONTEXTS),
     _topk(4096, 4096),
     _topk(2048, 16384),
     *(_local(rows) for rows in (1, 64, 1024)),
+    *(_local(rows, page=1) for rows in (1, 64)),
 )

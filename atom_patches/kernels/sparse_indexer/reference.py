@@ -15,6 +15,40 @@ SMALLEST = 1e-4
 CHUNK = 64
 
 
+def indexer_queries(q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """See the package's schema."""
+    heads, size = q.shape[1:]
+    mixed = hadamard(rotate(q, cos, sin, interleaved).to(q.dtype))
+    scale = e4m3.power_of_two_above(e4m3.scale_of(mixed, SMALLEST))
+    return e4m3.quantize(mixed, scale), gates.float() * scale.squeeze(-1) * (heads * size) ** -0.5
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x [T, H, D] with the first values of each head turned, in float32."""
+    half = cos.shape[1]
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :].float()
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned[..., :half], turned[..., half:]
+    pair = first * cos - second * sin, second * cos + first * sin
+    joined = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat([joined, rest], dim=-1)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """The orthonormal Hadamard transform of the last dimension, a power of two, in float32."""
+    size = x.shape[-1]
+    mixed = x.float()
+    step = 1
+    while step < size:
+        first, second = mixed.unflatten(-1, (-1, 2, step)).unbind(-2)
+        mixed = torch.stack([first + second, first - second], dim=-2).flatten(-3)
+        step *= 2
+    return mixed * size**-0.5
+
+
 def indexer_cache_write(key: Tensor, slots: Tensor, cache: Tensor, power_of_two: bool) -> None:
     """See the package's schema."""
     values, scales = parts_of(cache)
@@ -121,6 +155,13 @@ def row_pitch(columns: int) -> int:
 def empty_logits(queries: int, columns: int, device: torch.device) -> Tensor:
     """Ragged logits in the layout that is promised."""
     return torch.empty(queries, row_pitch(columns), dtype=torch.float32, device=device)[:, :columns]
+
+
+def ascending(found: Tensor) -> Tensor:
+    """What an engine selected in any order, in the order that is promised: ascending, then -1."""
+    last = torch.iinfo(torch.int32).max
+    ordered = found.masked_fill(found < 0, last).sort(dim=1).values
+    return ordered.masked_fill_(ordered == last, -1)
 
 
 def parts_of(cache: Tensor) -> tuple[Tensor, Tensor]:

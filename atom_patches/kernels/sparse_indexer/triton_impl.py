@@ -18,6 +18,28 @@ LARGEST_SIZE = 256
 LARGEST_BLOCK = 8192
 
 
+def supports_indexer_queries(q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Verdict:
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return no(f"queries of {q.dtype}")
+    if not 16 <= q.shape[2] <= LARGEST_SIZE:
+        return no(f"heads of {q.shape[2]}; 16 to {LARGEST_SIZE}")
+    return YES if q.stride(2) == 1 else no("the values of a query are not next to each other")
+
+
+def indexer_queries(q: Tensor, gates: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    tokens, heads, size = q.shape
+    out = torch.empty(tokens, heads, size, dtype=torch.uint8, device=q.device)
+    weights = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+    if out.numel():
+        rows = 16 if tokens * heads <= 16 * 4 * processors(q.device) or size > 128 else 64
+        _kernels.queries[(tokens, triton.cdiv(heads, rows))](
+            q, gates, cos, sin, out, weights, heads, cos.shape[1], (heads * size) ** -0.5, size**-0.5,
+            q.stride(0), q.stride(1), *gates.stride(), *cos.stride(), *sin.stride(),
+            INTERLEAVED=interleaved, ROWS=rows, D=size, num_warps=4,
+        )  # fmt: skip
+    return out.view(torch.float8_e4m3fn), weights
+
+
 def supports_indexer_cache_write(key: Tensor, slots: Tensor, cache: Tensor, power_of_two: bool) -> Verdict:
     if key.shape[1] > 4096:
         return no(f"keys of {key.shape[1]} values; at most 4096")

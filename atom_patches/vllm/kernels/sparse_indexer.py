@@ -15,7 +15,7 @@ from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.attention.backends.mla.sparse_utils import triton_convert_req_index_to_global_index
 
 from atom_patches.kernels.registry import YES, Verdict, no
-from atom_patches.kernels.sparse_indexer.reference import empty_logits, row_pitch
+from atom_patches.kernels.sparse_indexer.reference import ascending, empty_logits, row_pitch
 
 SIZE, PAGE, HEADS = 128, 64, (32, 64)
 #: What vLLM gives its selection to work in.
@@ -151,13 +151,6 @@ def unordered(logits: Tensor, start: Tensor | None, end: Tensor, k: int) -> Tens
     else:
         torch.ops._C.top_k_per_row_prefill(logits, start, end, found, rows, logits.stride(0), 1, k)
     return found
-
-
-def ascending(found: Tensor) -> Tensor:
-    """The same indices in ascending order, -1 last."""
-    last = torch.iinfo(torch.int32).max
-    ordered = found.masked_fill(found < 0, last).sort(dim=1).values
-    return ordered.masked_fill_(ordered == last, -1)
 
 
 def supports_local_to_paged(indices: Tensor, requests: Tensor | None, block_table: Tensor, block_size: int) -> Verdict:
