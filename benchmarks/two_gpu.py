@@ -29,6 +29,7 @@ LAYOUTS = {
     "pcp2": {"prefill_context_parallel_size": 2},
     "pcp2 ep": {"prefill_context_parallel_size": 2, "enable_expert_parallel": True},
     "pcp2 whole experts": {"prefill_context_parallel_size": 2},
+    "pcp2 cut experts": {"prefill_context_parallel_size": 2},
     # Not timed: shared prefixes are answered from the cache.
     "one cached": {"enable_prefix_caching": True},
     "pcp2 cached": {"prefill_context_parallel_size": 2, "enable_prefix_caching": True},
@@ -38,7 +39,7 @@ MODES = [
     *(f"{gdn}:{attention}" for gdn in ("redundant", "relay", "two_pass", "head_all_to_all")
       for attention in ("contiguous", "zigzag")),
 ]  # fmt: skip
-ENVIRONMENT = {"pcp2 whole experts": {"ATOM_PCP_MOE": "replicate"}}
+ENVIRONMENT = {"pcp2 whole experts": {"ATOM_PCP_MOE": "replicate"}, "pcp2 cut experts": {"ATOM_PCP_MOE": "shard"}}
 
 
 def main() -> None:

@@ -190,6 +190,7 @@ def _row_document(answer: Answer, row: Row) -> dict[str, Any]:
         "seconds": found.seconds,
         "slowest": found.slowest,
         "waiting": found.waiting,
+        "host": found.host,
         "exchange": found.exchange,
         "exchanged": {kind: asdict(one) for kind, one in found.exchanged.items()},
         "speedup_over_stock": row.stock,

@@ -2,8 +2,9 @@
 
 The step is played through, layer by layer, on one clock a rank. A part of the work moves a rank's clock by the seconds
 that were measured for it; a collective lets all ranks meet and then takes ``latency + bytes / bandwidth``; a relay lets
-each rank wait for the one before it, while the ranks before go on until all meet again. Nothing else overlaps, and the
-host's own time is left out.
+each rank wait for the one before it, while the ranks before go on until all meet again. Nothing else overlaps. What the
+host issues for a split, one operation after the other, is added (`runtime/pcp_host.py`); its other time, which one rank
+has too, is left out.
 
 A collective's bytes are the most that one rank sends, or receives, if every rank has to do with every byte once: the
 ``(N - 1) / N`` of the whole that a ring passes through each link.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+from atom_patches.runtime import pcp_host
 from atom_patches.runtime.link import Link
 from atom_patches.runtime.pcp import PcpPlan
 from atom_patches.runtime.pcp_attention_split import QueryExchange
@@ -171,14 +173,17 @@ class Clocks:
 
     Args:
         seconds: what a part takes.
+        launch: what an operation that the host issues for the split adds.
     """
 
-    def __init__(self, world: int, link: Link, seconds: Seconds) -> None:
+    def __init__(self, world: int, link: Link, seconds: Seconds, launch: float = pcp_host.SECONDS) -> None:
         self.at = [0.0] * world
         self.busy = [0.0] * world
+        self.host = 0.0
         self.exchanged: dict[str, Exchanged] = {}
         self._link = link
         self._seconds = seconds
+        self._launch = launch
 
     def work(self, *parts: Part) -> None:
         """Every rank does the same."""
@@ -189,6 +194,12 @@ class Clocks:
         """Each rank does its own part."""
         for rank, part in enumerate(parts):
             self._spend(rank, part)
+
+    def launch(self, count: int) -> None:
+        """Every rank's host issues so many operations for the split."""
+        seconds = count * self._launch
+        self.at = [at + seconds for at in self.at]
+        self.host += seconds
 
     def exchange(self, kind: str, bytes: int) -> None:
         """All ranks meet, and a collective begins."""
@@ -226,11 +237,13 @@ class Estimate:
         seconds: until the first token's logits.
         slowest: what the busiest rank works.
         exchanged: by kind of collective.
+        host: what the hosts' launches for the split add.
     """
 
     seconds: float
     slowest: float
     exchanged: Mapping[str, Exchanged]
+    host: float = 0.0
 
     @property
     def exchange(self) -> float:
@@ -239,8 +252,8 @@ class Estimate:
 
     @property
     def waiting(self) -> float:
-        """What is neither the busiest rank's work nor such an exchange: waiting for other ranks, and for a state."""
-        return max(0.0, self.seconds - self.slowest - self.exchange)
+        """What is neither the busiest rank's work, nor such an exchange, nor the host: waiting for ranks or states."""
+        return max(0.0, self.seconds - self.slowest - self.exchange - self.host)
 
     def bound(self, alone: float, world: int) -> float:
         """No split is faster, unless more rows take more than their share: an equal share of what one rank takes
@@ -248,13 +261,21 @@ class Estimate:
         return alone / world + self.exchange
 
 
-def estimate(shape: StackShape, length: int, world: int, variant: Variant, link: Link, seconds: Seconds) -> Estimate:
+def estimate(
+    shape: StackShape,
+    length: int,
+    world: int,
+    variant: Variant,
+    link: Link,
+    seconds: Seconds,
+    launch: float = pcp_host.SECONDS,
+) -> Estimate:
     """Play one prefill of ``length`` tokens through; ``world`` 1 is an engine without context parallelism.
 
     Raises:
         Unmeasured: from ``seconds``.
     """
-    clocks = Clocks(world, link, seconds)
+    clocks = Clocks(world, link, seconds, launch)
     step = _Step(shape, length, world, variant, clocks)
     for _ in range(shape.attention_layers):
         for _ in range(shape.recurrent_per_attention):
@@ -263,7 +284,7 @@ def estimate(shape: StackShape, length: int, world: int, variant: Variant, link:
         step.attention()
         step.experts()
     step.ends()
-    return Estimate(max(clocks.at), max(clocks.busy), clocks.exchanged)
+    return Estimate(max(clocks.at), max(clocks.busy), clocks.exchanged, clocks.host)
 
 
 def parts(shape: StackShape, length: int, world: int, variant: Variant) -> Iterator[Part]:
@@ -301,6 +322,8 @@ class _Step:
             "two_pass": self._two_pass,
             "head_all_to_all": self._heads,
         }
+        if self._world > 1:
+            self._clocks.launch(pcp_host.recurrent_launches(self._variant.recurrent, self._plan))
         (ways[self._variant.recurrent] if self._world > 1 else self._alone)()
         self._clocks.work(self._part("recurrent_out"))
 
@@ -309,12 +332,13 @@ class _Step:
         if self._world == 1:
             clocks.work(self._part("attention_in_cached"), *self._queries, self._part("attention_out"))
             return
+        zigzag = self._variant.attention == "zigzag"
         clocks.work(self._part("attention_in"))
+        clocks.launch(pcp_host.KEYS_AND_VALUES + (pcp_host.QUERIES if zigzag else 0))
         row = 2 * shape.kv_heads * shape.attention_size * shape.element_bytes
         clocks.exchange("keys and values", self._ring(self._length * row))
         clocks.work(self._part("write_keys", self._length))
         moved = self._moved * shape.q_heads * shape.attention_size * shape.element_bytes
-        zigzag = self._variant.attention == "zigzag"
         if zigzag:
             clocks.work(self._part("move_queries"))
             clocks.exchange("queries", moved)
@@ -330,6 +354,7 @@ class _Step:
             clocks.work(self._part("experts"))
             return
         clocks.work(self._part("experts_in"))
+        clocks.launch(pcp_host.EXPERTS)
         row = shape.hidden * shape.element_bytes
         logits = shape.experts * shape.element_bytes
         clocks.exchange("experts' rows", self._ring(self._length * (row + logits)))

@@ -4,7 +4,8 @@ Every rank has all keys and values in its cache, so a query can be answered anyw
 rank of a long prompt has most of the causal attention: 3/4 of it on two ranks, where half would be fair. A zigzag cut
 is fair. A model of full attention only lays its rows in zigzag from the start. A model with recurrent layers
 needs contiguous rows between them, so it sends its queries to where the zigzag cut has them, and the answers back: two
-all-to-alls a layer, whose bytes grow with the prompt's length while what they save grows with its square.
+all-to-alls a layer, whose bytes grow with the prompt's length while what they save grows with its square. What the
+host issues for them (pcp_host.py) costs as much at any length, and decides for short prompts.
 
 All of it follows from the step's global lengths and the model's dimensions, so all ranks decide alike.
 """
@@ -17,6 +18,7 @@ from functools import cached_property
 
 import torch
 
+from atom_patches.runtime import pcp_host
 from atom_patches.runtime.link import Link
 from atom_patches.runtime.pcp import PcpPlan
 from atom_patches.runtime.pcp_cuts import Layout, Piece, PoolCut, concat_ranges, cut_pool
@@ -27,12 +29,15 @@ class Machine:
     """The rates that the choice assumes; the defaults are those of an H200 with NVLink.
 
     Attributes:
-        attention_flops: floating-point operations a second of a long prefill's attention.
+        attention_flops: floating-point operations a second of a long prefill's attention: the median over queries of
+            16,384 keys and more, 16 heads of 256, FlashAttention 3 (benchmarks/pcp-h200-2026-11-30).
         link: between the ranks.
+        launch: what an operation that the host issues adds.
     """
 
-    attention_flops: float = 550e12
+    attention_flops: float = 707e12
     link: Link = Link()
+    launch: float = pcp_host.SECONDS
 
 
 @dataclass(frozen=True)
@@ -134,17 +139,19 @@ def seconds_gained(
 ) -> float:
     """What a zigzag cut gains in one full-attention layer; negative where it loses.
 
-    It saves the slowest rank's surplus of causal attention, and costs two all-to-alls if rows have to be exchanged::
+    It saves the slowest rank's surplus of causal attention, and costs two all-to-alls, and what the host issues for
+    them, if rows have to be exchanged::
 
         (pairs_contiguous - pairs_zigzag) * flops_per_pair / attention_flops
-            - 2 * link.seconds(moved_rows * query_bytes)
+            - 2 * link.seconds(moved_rows * query_bytes) - QUERIES * launch
     """
     exchange = QueryExchange(plan)
     saved = slowest_pairs(plan, plan.cut, context_lens) - slowest_pairs(plan, exchange.cut, context_lens)
     gained = saved * shape.flops_per_pair / machine.attention_flops
     if not exchanged:
         return gained
-    return gained - 2 * machine.link.seconds(exchange.moved_rows * shape.query_bytes)
+    moving = 2 * machine.link.seconds(exchange.moved_rows * shape.query_bytes)
+    return gained - moving - pcp_host.QUERIES * machine.launch
 
 
 def choose_layout(

@@ -1,7 +1,7 @@
 """What each way to run a GatedDeltaNet layer in a split step costs, and so which one `auto` takes.
 
 With R rows on the slowest rank, T rows in the pool, C rows of those that other ranks go on from, and P ranks, one layer
-takes
+takes its launches on the host (pcp_host.py), and
 
     redundant        gather(R * row bytes)                                         + T * core
     relay            R * fused + the longest wait of one rank for the next / layers in a row + final states
@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from atom_patches.runtime import pcp_host
 from atom_patches.runtime.link import Link
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Rates:
         fused: `gdn_prefill`, which scans a rank's own rows on a GPU.
         depth: seconds of one row of the longest request that no number of idle processors makes shorter.
         link: between the ranks.
+        launch: what an operation that the host issues adds.
     """
 
     core: float = 1704.5e-6 / 16384 / 32
@@ -111,13 +113,18 @@ class Rates:
     fused: float = 714.5e-6 / 16384 / 32
     depth: float = 1.25e-6 / 64
     link: Link = Link()
+    launch: float = pcp_host.SECONDS
 
 
 H200 = Rates()
 
 
 def seconds(mode: Mode, plan: PcpPlan, shape: GdnShape, rates: Rates = H200) -> float:
-    """Seconds of one layer on the slowest rank, its exchange included."""
+    """Seconds of one layer on the slowest rank, its exchange and its launches included."""
+    return _on_devices(mode, plan, shape, rates) + rates.launch * pcp_host.recurrent_launches(mode, plan)
+
+
+def _on_devices(mode: Mode, plan: PcpPlan, shape: GdnShape, rates: Rates) -> float:
     ranks, others = plan.world_size, plan.world_size - 1
     core = rates.core * shape.size
     if mode == "redundant":

@@ -52,8 +52,15 @@ def only(**kinds: float) -> Callable[[Part], float]:
     return lambda part: kinds.get(part.kind, 0.0)
 
 
-def play(length: int, world: int, variant: Variant, seconds: Callable[[Part], float], link: Link = NO_LINK) -> Estimate:
-    return estimate(MODEL, length, world, variant, link, seconds)
+def play(
+    length: int,
+    world: int,
+    variant: Variant,
+    seconds: Callable[[Part], float],
+    link: Link = NO_LINK,
+    launch: float = 0.0,
+) -> Estimate:
+    return estimate(MODEL, length, world, variant, link, seconds, launch)
 
 
 def variant(attention: Any = "zigzag", recurrent: str = "two_pass", experts: str = "replicate") -> Variant:
@@ -73,9 +80,9 @@ class TestModel:
         assume(pcp_model.runs(MODEL, world, chosen))
         link = Link(350e9, 20e-6)
         alone = play(length, 1, chosen, work, link).seconds
-        found = play(length, world, chosen, work, link)
+        found = play(length, world, chosen, work, link, launch=1e-4)
         assert found.seconds >= found.bound(alone, world) * (1 - 1e-9)
-        assert found.seconds == pytest.approx(found.slowest + found.waiting + found.exchange)
+        assert found.seconds == pytest.approx(found.slowest + found.waiting + found.exchange + found.host)
 
     @given(lengths, worlds, variants)
     def test_attention_answers_every_pair_once(self, length: int, world: int, chosen: Variant) -> None:
@@ -120,6 +127,23 @@ class TestModel:
 
         # The first layers come before any attention.
         assert play(1000, 4, variant("contiguous", "relay"), seconds).waiting == 3
+
+    @pytest.mark.parametrize(
+        ("attention", "recurrent", "experts", "launches"),
+        [
+            ("contiguous", "relay", "replicate", 30 * 12 + 10 * 6),
+            ("zigzag", "relay", "replicate", 30 * 12 + 10 * (6 + 8)),
+            ("zigzag", "two_pass", "replicate", 30 * 23 + 10 * (6 + 8)),
+            ("contiguous", "redundant", "ep", 30 * 14 + 10 * 6 + 40 * 3),
+        ],
+    )
+    def test_what_the_host_issues_is_added(self, attention: str, recurrent: str, experts: str, launches: int) -> None:
+        chosen = variant(attention, recurrent, experts)
+        found = play(1000, 2, chosen, only(experts=1), launch=0.5)
+        assert found.host == 0.5 * launches
+        assert found.seconds == play(1000, 2, chosen, only(experts=1)).seconds + found.host
+        assert found.waiting == 0
+        assert play(1000, 1, chosen, only(), launch=0.5).seconds == 0
 
     def test_a_relay_pays_each_hop(self) -> None:
         link = Link(1e9, 0.5)

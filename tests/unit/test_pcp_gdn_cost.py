@@ -16,6 +16,7 @@ from atom_patches.runtime.pcp_gdn_cost import (
     MODES,
     GdnShape,
     Mode,
+    Rates,
     admissible,
     choose,
     seconds,
@@ -25,6 +26,9 @@ from atom_patches.runtime.pcp_gdn_cost import (
 SHAPE = GdnShape(key_heads=16, value_heads=32, key_size=128, value_size=128)
 #: Three layers between those in which all ranks meet.
 IN_A_ROW = dataclasses.replace(SHAPE, in_a_row=3)
+#: What the devices take, without their links or without the host.
+NO_HOST = dataclasses.replace(H200, launch=0.0)
+NO_LINK = dataclasses.replace(NO_HOST, link=Link(float("inf"), 0.0))
 
 lengths = st.lists(st.one_of(st.just(1), st.integers(2, 50_000)), min_size=1, max_size=6)
 
@@ -53,25 +57,53 @@ def test_auto_takes_the_cheapest_and_a_faster_link_never_costs_more(
 @pytest.mark.parametrize(
     ("ranks", "lens", "chosen"),
     [
-        (2, (130,), "redundant"),
+        # What the host issues decides: a relay's ranks between two others issue more.
+        (2, (130,), "relay"),
         (8, (520,), "redundant"),
-        (2, (65_536,), "two_pass"),
+        (2, (65_536,), "relay"),
         (4, (65_536,), "two_pass"),
         (8, (262_144,), "two_pass"),
         # Where the cut lies between two prompts, nobody waits and nothing is to be found out: a relay is the same.
         (2, (30_000, 30_000), "two_pass"),
         (4, (8_000, 8_000, 1, 8_000, 8_000), "two_pass"),
-        # The second rank waits for half of the first one's rows, or both find out what a tenth of them do.
-        (2, (9_000, 11_000), "two_pass"),
     ],
 )
 def test_what_auto_chooses(ranks: int, lens: tuple[int, ...], chosen: Mode) -> None:
     assert choose(plan_of(ranks, *lens), SHAPE) == chosen
 
 
-@pytest.mark.parametrize(("ranks", "chosen"), [(2, "relay"), (4, "two_pass"), (8, "two_pass")])
-def test_layers_in_a_row_make_a_relay_cheaper(ranks: int, chosen: Mode) -> None:
-    assert choose(plan_of(ranks, 65_536), IN_A_ROW) == chosen
+@pytest.mark.parametrize(
+    ("ranks", "lens", "chosen"),
+    [
+        (2, (130,), "redundant"),
+        (2, (65_536,), "two_pass"),
+        # The second rank waits for half of the first one's rows, or both find out what a tenth of them do.
+        (2, (9_000, 11_000), "two_pass"),
+    ],
+)
+def test_what_a_host_in_no_time_would_choose(ranks: int, lens: tuple[int, ...], chosen: Mode) -> None:
+    assert choose(plan_of(ranks, *lens), SHAPE, NO_HOST) == chosen
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rates", "chosen"),
+    [(2, NO_HOST, "relay"), (4, NO_HOST, "two_pass"), (8, NO_HOST, "two_pass"), (4, H200, "relay"), (8, H200, "relay")],
+)
+def test_layers_in_a_row_make_a_relay_cheaper(ranks: int, rates: Rates, chosen: Mode) -> None:
+    assert choose(plan_of(ranks, 65_536), IN_A_ROW, rates) == chosen
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_each_launch_costs_alike(mode: Mode, ranks: int) -> None:
+    issued = {"redundant": 14, "relay": 12 if ranks == 2 else 15, "two_pass": 23, "head_all_to_all": 31}[mode]
+    dear = dataclasses.replace(H200, launch=1.0)
+    plan = plan_of(ranks, 10_000)
+    assert seconds(mode, plan, SHAPE, dear) == pytest.approx(seconds(mode, plan, SHAPE, NO_HOST) + issued)
+    # Without a cut inside a prompt, nothing is handed on and nothing is to be found out.
+    apart = plan_of(ranks, *[100] * ranks)
+    if mode in ("relay", "two_pass"):
+        assert seconds(mode, apart, SHAPE, dear) == pytest.approx(seconds(mode, apart, SHAPE, NO_HOST) + 8)
 
 
 @given(lengths, st.integers(2, 8), st.integers(1, 8))
@@ -80,11 +112,10 @@ def test_a_relay_waits_once_for_all_layers_in_a_row(lens: list[int], ranks: int,
     plan = plan_step(lens, ranks, min_rows=1)
     if plan is None:
         return
-    no_link = dataclasses.replace(H200, link=Link(float("inf"), 0.0))
     rows = max(sum(segment.rows for segment in plan.segments(rank)) for rank in range(ranks))
     scan = rows * H200.fused * SHAPE.size
-    waits = seconds("relay", plan, SHAPE, no_link) - scan
-    shared = seconds("relay", plan, dataclasses.replace(SHAPE, in_a_row=layers), no_link) - scan
+    waits = seconds("relay", plan, SHAPE, NO_LINK) - scan
+    shared = seconds("relay", plan, dataclasses.replace(SHAPE, in_a_row=layers), NO_LINK) - scan
     assert shared == pytest.approx(waits / layers, abs=1e-12)
 
 
@@ -92,10 +123,10 @@ def test_a_relay_waits_once_for_all_layers_in_a_row(lens: list[int], ranks: int,
 def test_a_relayed_prompt_takes_as_long_as_on_one_rank(ranks: int) -> None:
     rows = 65_536
     whole = rows * H200.fused * SHAPE.size
-    relayed = seconds("relay", plan_of(ranks, rows), SHAPE)
+    relayed = seconds("relay", plan_of(ranks, rows), SHAPE, NO_HOST)
     hop = H200.link.seconds(SHAPE.slot_bytes)
     assert whole + (ranks - 1) * hop < relayed < whole + (ranks + 1) * hop
-    apart = seconds("relay", plan_of(ranks, *[rows // ranks] * ranks), SHAPE)
+    apart = seconds("relay", plan_of(ranks, *[rows // ranks] * ranks), SHAPE, NO_HOST)
     assert whole / ranks < apart < 1.05 * whole / ranks + 0.3e-3
 
 
@@ -111,15 +142,14 @@ def test_two_passes_exchange_as_much_for_any_length(ranks: int) -> None:
 
 def test_the_first_pass_runs_no_more_than_the_rows_that_others_go_on_from() -> None:
     """Of two prompts, the first rank scans the whole of one and the beginning of the other; only that twice."""
-    no_link = dataclasses.replace(H200, link=Link(float("inf"), 0.0))
     plan = plan_of(2, 9_000, 11_000)
-    rates = no_link.fused * 10_000 + no_link.segment * 1_000
-    assert seconds("two_pass", plan, SHAPE, no_link) == pytest.approx(rates * SHAPE.size)
+    rates = H200.fused * 10_000 + H200.segment * 1_000
+    assert seconds("two_pass", plan, SHAPE, NO_LINK) == pytest.approx(rates * SHAPE.size)
 
 
 def test_a_scan_of_few_heads_is_not_faster_than_its_longest_request() -> None:
-    many = seconds("head_all_to_all", plan_of(8, *[8_192] * 8), SHAPE)
-    one = seconds("head_all_to_all", plan_of(8, 65_536), SHAPE)
+    many = seconds("head_all_to_all", plan_of(8, *[8_192] * 8), SHAPE, NO_HOST)
+    one = seconds("head_all_to_all", plan_of(8, 65_536), SHAPE, NO_HOST)
     assert one > 65_536 * H200.depth > many / 2 and one > many
 
 

@@ -76,6 +76,8 @@ def engine(
         "gpu_memory_utilization": 0.05, "async_scheduling": False, "gdn_prefill_backend": "triton",
         "attention_config": {"backend": backend}, "distributed_executor_backend": "external_launcher", **EAGER, **more,
     }  # fmt: skip
+    # Experts as small as these would be left whole.
+    env = {**({} if "enable_expert_parallel" in more else {"ATOM_PCP_MOE": "shard"}), **(env or {})}
     setups = ["tests.vllm.staged_ranks"] if options["distributed_executor_backend"] == "external_launcher" else []
     if REHEARSAL:
         options |= {**EAGER, "attention_config": {}, "compilation_config": {}}
@@ -83,7 +85,7 @@ def engine(
         if options["distributed_executor_backend"] == "uni":
             options["distributed_executor_backend"] = "external_launcher"
         if options["distributed_executor_backend"] == "mp":
-            env = {**(env or {}), "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+            env |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     else:
         setups.append("tests.untuned")
         # FlashInfer's experts would be compiled first, for minutes.
@@ -93,7 +95,7 @@ def engine(
         "waves": waves,
         "options": options,
         "setups": setups,
-        "env": env or {},
+        "env": env,
         "counts_graphs": counts_graphs and not REHEARSAL,
     }
 

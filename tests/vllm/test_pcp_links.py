@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from atom_patches.core import PatchError  # noqa: E402
 from atom_patches.vllm.adapters import pcp_links, pcp_support  # noqa: E402
 from atom_patches.vllm.pcp import ranks_agree  # noqa: E402
 from tests.vllm import ranks_in_threads  # noqa: E402
@@ -62,7 +63,7 @@ def test_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, hybrid: boo
     monkeypatch.setattr(pcp_links, "experts_are_spread", lambda config: spread)
     monkeypatch.setattr(torch.distributed, "all_to_all_single", all_to_all_single)
     for check in ("check_ranks_agree", "check_link"):
-        monkeypatch.setattr(pcp_support, check, lambda: None)
+        monkeypatch.setattr(pcp_support, check, lambda *args: None)
     loaded: list[set[str]] = []
 
     def load(worker: Any) -> None:
@@ -91,3 +92,26 @@ def test_an_engine_of_one_rank_in_the_same_process_opens_none(monkeypatch: pytes
     monkeypatch.setattr(pcp_links, "open_links", None)
     worker: Any = SimpleNamespace(parallel_config=SimpleNamespace(prefill_context_parallel_size=1))
     assert ranks_agree.compare_then_load(lambda worker: "loaded")(worker) == "loaded"
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_ranks_that_would_spread_experts_differently_are_refused(monkeypatch: pytest.MonkeyPatch, differ: bool) -> None:
+    """Their environment is the same, and the GPUs' memory is not."""
+    monkeypatch.delenv("ATOM_PCP_MOE", raising=False)
+    first: list[Any] = []
+
+    def broadcast(own: Any, src: int) -> Any:
+        first.append(own)
+        return first[0]
+
+    config: Any = SimpleNamespace(model_config=SimpleNamespace(is_moe=True))
+    monkeypatch.setattr(
+        pcp_support, "get_world_group", lambda: SimpleNamespace(rank_in_group=1, broadcast_object=broadcast)
+    )
+    monkeypatch.setattr(pcp_support, "expert_mode", lambda config: "shard" if differ and first else "replicate")
+    pcp_support.check_ranks_agree(config)
+    if differ:
+        with pytest.raises(PatchError, match=r"'experts': 'shard'.*'experts': 'replicate'.*say shard or replicate"):
+            pcp_support.check_ranks_agree(config)
+    else:
+        pcp_support.check_ranks_agree(config)

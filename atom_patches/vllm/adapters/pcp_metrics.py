@@ -16,7 +16,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from atom_patches.core import settings
 from atom_patches.runtime.pcp_attention_split import AttentionShape
 from atom_patches.runtime.pcp_figures import NONE, Dimensions, Modes, StepFigures, step_figures
-from atom_patches.vllm.adapters.pcp_experts import expert_mode
+from atom_patches.vllm.adapters.pcp_experts import expert_layers, expert_mode, experts_are_spread
 from atom_patches.vllm.adapters.pcp_shapes import gdn_shape, layers_in_a_row
 
 if TYPE_CHECKING:
@@ -102,12 +102,7 @@ def model_dimensions(config: VllmConfig, cache: KVCacheConfig) -> Dimensions:
 
 def _spread_expert_layers(config: VllmConfig) -> int:
     """Layers whose experts are spread over the prefill-context-parallel ranks."""
-    if not config.model_config.is_moe or expert_mode(config) == "replicate":
-        return 0
-    text: Any = config.model_config.hf_text_config
-    dense = set(getattr(text, "mlp_only_layers", None) or ())
-    step = getattr(text, "decoder_sparse_step", 1)
-    return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(text.num_hidden_layers))
+    return expert_layers(config) if experts_are_spread(config) else 0
 
 
 class PcpStatLogger(AggregateStatLoggerBase):

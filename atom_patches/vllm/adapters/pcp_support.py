@@ -13,6 +13,7 @@ from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH
 
 from atom_patches.core import PatchError, settings
 from atom_patches.vllm.adapters.pcp_attention import writes_gathered
+from atom_patches.vllm.adapters.pcp_experts import expert_mode
 from atom_patches.vllm.adapters.pcp_step import logger
 
 
@@ -53,8 +54,8 @@ def check_link() -> None:
         )
 
 
-def check_ranks_agree() -> None:
-    """Refuse ranks whose environment would make them plan different steps.
+def check_ranks_agree(config: VllmConfig) -> None:
+    """Refuse ranks whose environment, or memory, would make them plan different steps.
 
     Raises:
         PatchError: names the variables and both ranks' values.
@@ -64,13 +65,16 @@ def check_ranks_agree() -> None:
         "ATOM_PCP_GDN": settings.pcp_gdn(),
         "ATOM_PCP_MOE": settings.pcp_moe(),
         "ATOM_PCP_MIN_ROWS": settings.pcp_min_rows(),
+        # What `auto` comes to depends on the GPU's memory.
+        "experts": expert_mode(config) if config.model_config.is_moe else "none",
     }
     # Tensor-parallel ranks have to split alike, too: of other kinds of ranks there are none under this option.
     world = get_world_group()
-    first = world.broadcast_object(own, src=0)
+    first: Any = world.broadcast_object(own, src=0)
     if own != first:
         raise PatchError(
             f"rank {world.rank_in_group} has {own}, rank 0 has {first}; set these variables alike for all ranks"
+            + ("" if own["experts"] == first["experts"] else ", and say shard or replicate in ATOM_PCP_MOE")
         )
 
 

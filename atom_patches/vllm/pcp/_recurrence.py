@@ -36,6 +36,7 @@ def cost_table() -> Iterator[str]:
     """What one layer of Qwen3-Next's shape is expected to take, and which way `auto` chooses."""
     from dataclasses import replace
 
+    from atom_patches.runtime import pcp_host
     from atom_patches.runtime.pcp import plan_step
     from atom_patches.runtime.pcp_gdn_cost import MODES, GdnShape, admissible, choose, seconds
 
@@ -52,4 +53,9 @@ def cost_table() -> Iterator[str]:
             columns = " ".join(" " * 15 if cost is None else f"{cost * 1e3:15.3f}" for cost in costs)
             yield f"{length:>9,} {ranks:>5} {columns}  {choose(plan, shape)}, {choose(plan, row)}"
     yield "/3: three such layers follow each other before ranks meet, as where experts exchange no rows"
+    issued = ", ".join(f"{mode} {count}" for mode, count in pcp_host.RECURRENT.items())
+    yield (
+        f"within them, {pcp_host.SECONDS * 1e6:.0f} us for each operation that the host issues on two ranks: {issued}; "
+        "runtime/pcp_host.py says how this was fitted"
+    )
     yield "runtime/pcp_gdn_cost.py has the formulas, and says which rates were measured and which are assumed"

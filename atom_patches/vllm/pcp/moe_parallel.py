@@ -9,10 +9,11 @@ Remove when: vLLM has an option for experts that every prefill-context-parallel 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from atom_patches.core import Patch
+from atom_patches.vllm.adapters.pcp_experts import whole_rule
 from atom_patches.vllm.pcp._config import pcp_with_replicated_experts
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ PATCH = Patch(
     upstream="none: vLLM spreads experts over all ranks of an engine",
     changes_graph=True,
 )
+
+
+def details() -> Iterator[str]:
+    """What `explain` adds: where `ATOM_PCP_MOE=auto` leaves experts whole."""
+    return whole_rule()
 
 
 @PATCH.around

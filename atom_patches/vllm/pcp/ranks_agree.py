@@ -37,7 +37,7 @@ def compare_then_load(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def load_model(self: Worker, *args: Any, **kwargs: Any) -> Any:
         if self.parallel_config.prefill_context_parallel_size > 1:
-            check_ranks_agree()
+            check_ranks_agree(self.vllm_config)
             check_link()
             open_links(self.vllm_config)
         return original(self, *args, **kwargs)
