@@ -88,6 +88,27 @@ FAULTS = (
     ),
     # A snapshot is taken where the rows end instead of the last whole chunk.
     Fault(f"{ADAPTERS}/recurrence.py", SNAPSHOTS, "wanted // chunk * chunk", "wanted"),
+    # Padding's states go to the pool's last slot, which may be a snapshot's.
+    Fault(
+        f"{ADAPTERS}/recurrence.py",
+        SNAPSHOTS,
+        "binding.slots.clamp(min=RESERVED_SLOT)",
+        "binding.slots",
+    ),
+    # States are copied whether SGLang wants a snapshot or not.
+    Fault(
+        f"{ADAPTERS}/recurrence.py",
+        SNAPSHOTS,
+        "torch.where(batch.mamba_track_mask[:count], batch.mamba_track_indices[:count], own)",
+        "batch.mamba_track_indices[:count]",
+    ),
+    # The host waits for a prefill in every recurrent layer, to learn of which sequences a snapshot is wanted.
+    Fault(
+        f"{ADAPTERS}/recurrence.py",
+        f"{SNAPSHOTS}::test_the_host_waits_for_nothing",
+        "    states.conv[kept] = states.conv[own]\n",
+        "    wanted = batch.mamba_track_mask[:count]\n    states.conv[kept[wanted]] = states.conv[own[wanted]]\n",
+    ),
     # A family is served that was not asked for.
     Fault("atom_patches/sglang/models/_config.py", ASKED, "    if family not in families:\n", "    if False:\n"),
     # An option that is not served is served.

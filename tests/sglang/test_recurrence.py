@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ from atom_patches.runtime import context
 from atom_patches.runtime.gdn import GdnBinding, LayerStates
 from atom_patches.sglang.adapters import recurrence
 from atom_patches.sglang.adapters.current import BATCH
+from tests.host_waits import GPU, host_waits
 
 CHUNK = 4
 HEADS, SIZE, TAPS = 2, 8, 4
@@ -26,6 +30,8 @@ SLOTS = 16
 
 #: Of each sequence: its rows, chunks behind which a snapshot is taken (0: none), and whether it goes on from a state.
 Sequences = list[tuple[int, int, bool]]
+#: A sequence of no request: SGLang pads batches with them, behind the others.
+PADDING = (2, 0, False)
 
 
 @st.composite
@@ -52,10 +58,10 @@ def run(mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def bound(rows: list[int], going_on: list[bool], layer: LayerStates) -> GdnBinding:
-    starts = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
-    slots = torch.arange(1, 1 + len(rows), dtype=torch.int32)
-    return GdnBinding(starts, slots, torch.tensor(going_on), {0: layer}, prefills=len(rows))
+def bound(plan: Sequences, layer: LayerStates) -> GdnBinding:
+    starts = torch.tensor([0, *(rows for rows, _, _ in plan)]).cumsum(0).to(torch.int32)
+    slots = torch.tensor([*range(1, len(plan)), -1], dtype=torch.int32)
+    return GdnBinding(starts, slots, torch.tensor([on for _, _, on in plan]), {0: layer}, prefills=len(plan))
 
 
 def batch(plan: Sequences) -> Any:
@@ -65,35 +71,42 @@ def batch(plan: Sequences) -> Any:
         forward_mode=mode,
         extend_prefix_lens=prefix,
         mamba_track_mask=torch.tensor([chunks > 0 for _, chunks, _ in plan]),
-        mamba_track_indices=torch.arange(10, 10 + len(plan)),
+        mamba_track_indices=torch.tensor(kept(plan)),
         # The rows wanted need not end a chunk: the snapshot is that of the last whole one.
         mamba_track_seqlens=prefix + torch.tensor([min(rows, chunks * CHUNK + 1) for rows, chunks, _ in plan]),
     )
 
 
+def kept(plan: Sequences) -> list[int]:
+    """Slots for snapshots, from the pool's last one on down."""
+    return list(range(SLOTS - 1, SLOTS - 1 - len(plan), -1))
+
+
+@contextmanager
+def stepping(step: Any, binding: GdnBinding) -> Iterator[None]:
+    backend = SimpleNamespace(forward_metadata=SimpleNamespace(has_mamba_track_mask=True))
+    with pytest.MonkeyPatch.context() as patch, BATCH.entered(step), context.bind_gdn(binding):
+        patch.setattr(recurrence, "linear_backend", lambda: backend)
+        patch.setattr(recurrence, "get_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=CHUNK))
+        yield
+
+
 @settings(max_examples=60, deadline=None)
 @given(plan=sequences(), seed=st.integers(0, 99))
 def test_outputs_and_states_are_those_without_snapshots(plan: Sequences, seed: int) -> None:
-    rows, going_on = [n for n, _, _ in plan], [on for _, _, on in plan]
     generator = torch.Generator().manual_seed(seed)
-    total = sum(rows) + 2  # SGLang may pad a batch
+    padded = [*plan, PADDING]
+    total = sum(rows for rows, _, _ in padded) + 2  # SGLang may pad rows, too
     mixed = torch.randn(total, CHANNELS, generator=generator)
     a, b = (torch.randn(total, HEADS, generator=generator) for _ in range(2))
     whole, cut, part = states(seed), states(seed), states(seed)
-    with context.bind_gdn(bound(rows, going_on, whole)):
+    with context.bind_gdn(bound(padded, whole)):
         expected = run(mixed, a, b)
-    backend = SimpleNamespace(forward_metadata=SimpleNamespace(has_mamba_track_mask=any(c for _, c, _ in plan)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrence, "linear_backend", lambda: backend)
-        patch.setattr(recurrence, "get_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=CHUNK))
-        with BATCH.entered(batch(plan)), context.bind_gdn(bound(rows, going_on, cut)):
-            found = recurrence.Recurrence(0, run)(mixed, a, b)
+    with stepping(batch(padded), bound(padded, cut)):
+        found = recurrence.Recurrence(0, run)(mixed, a, b)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    live = slice(1, 1 + len(plan))
-    torch.testing.assert_close(cut.conv[live], whole.conv[live])
-    torch.testing.assert_close(cut.temporal[live], whole.temporal[live], rtol=1e-4, atol=1e-5)
     start = 0
-    for i, (n, chunks, on) in enumerate(plan):
+    for i, (rows, chunks, on) in enumerate(plan):
         if chunks:
             first = slice(start, start + chunks * CHUNK)
             one = GdnBinding(
@@ -101,6 +114,28 @@ def test_outputs_and_states_are_those_without_snapshots(plan: Sequences, seed: i
             )
             with context.bind_gdn(one):
                 run(mixed[first], a[first], b[first])
-            torch.testing.assert_close(cut.conv[10 + i], part.conv[1 + i])
-            torch.testing.assert_close(cut.temporal[10 + i], part.temporal[1 + i], rtol=1e-4, atol=1e-5)
-        start += n
+            # Where no snapshot is taken, no slot changes but the live ones.
+            whole.conv[kept(padded)[i]] = part.conv[1 + i]
+            whole.temporal[kept(padded)[i]] = part.temporal[1 + i]
+        start += rows
+    torch.testing.assert_close(cut.conv, whole.conv)
+    torch.testing.assert_close(cut.temporal, whole.temporal, rtol=1e-4, atol=1e-5)
+
+
+def test_the_host_waits_for_nothing() -> None:
+    """Else it would in every recurrent layer of every prefill."""
+    plan: Sequences = [(9, 2, True), (3, 0, False), PADDING]
+    with host_waits() as waits:
+        on_gpu = {k: v.to(GPU) if isinstance(v, Tensor) else v for k, v in vars(batch(plan)).items()}
+        pools = LayerStates(torch.empty(SLOTS, CHANNELS, TAPS, device=GPU), torch.empty(SLOTS, HEADS, 8, device=GPU))
+        made = bound(plan, pools)
+        binding = dataclasses.replace(
+            made,
+            query_start_loc=made.query_start_loc.to(GPU),
+            slots=made.slots.to(GPU),
+            has_initial_state=made.has_initial_state.to(GPU),
+        )
+        waits.clear()  # what stands above
+        with stepping(SimpleNamespace(**on_gpu), binding):
+            recurrence.Recurrence(0, lambda *rows: torch.zeros(3, device=GPU))(*(torch.zeros(3, device=GPU),) * 3)
+    assert not waits

@@ -20,7 +20,7 @@ from atom_patches.vllm.adapters.pcp_gdn import MODES, relay, two_pass  # noqa: E
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall  # noqa: E402
 from atom_patches.vllm.adapters.pcp_queries import QueryMover  # noqa: E402
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep  # noqa: E402
-from tests.vllm.host_waits import GPU, host_waits  # noqa: E402
+from tests.host_waits import GPU, host_waits  # noqa: E402
 
 RANKS = 2
 KEY_HEADS, VALUE_HEADS, SIZE, TAPS = 2, 4, 4, 4

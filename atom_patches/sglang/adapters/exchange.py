@@ -8,7 +8,6 @@ and moves them. A decoder calls it here and never names a group.
 
 from __future__ import annotations
 
-import torch
 from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.layers.communicator import LayerCommunicator, LayerScatterModes
 from sglang.srt.layers.moe.utils import (
@@ -72,13 +71,12 @@ class LayerExchange:
     def before_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return self._communicator.prepare_mlp(partial, residual, current_batch())
 
-    def after_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after_mlp(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
         batch = current_batch()
         with get_forward().scoped(mlp_reduce_scatter=self._communicator.should_use_reduce_scatter(batch)):
             whole = partial if self._summed() else tensor_model_parallel_all_reduce(partial)
-        hidden, rest = self._communicator.postprocess_layer(whole, residual, batch)
-        # Where the stream was spread over ranks, SGLang's last layer adds it before it gathers.
-        return hidden, torch.zeros_like(hidden) if rest is None else rest
+        # Where the stream was spread over ranks, SGLang's last layer adds it before it gathers, and gives None for it.
+        return self._communicator.postprocess_layer(whole, residual, batch)
 
     def _summed(self) -> bool:
         """Whether the ranks' shares need no all-reduce: there is one rank, or a dispatch or a scatter adds them."""

@@ -18,7 +18,7 @@ from sglang.srt.runtime_context import get_server_args
 from torch import Tensor
 
 from atom_patches.runtime import context
-from atom_patches.runtime.gdn import GdnBinding
+from atom_patches.runtime.gdn import GdnBinding, LayerStates
 from atom_patches.sglang.adapters.current import current_batch
 from atom_patches.sglang.adapters.gdn_binding import linear_backend
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(mixed projections [rows, channels], a [rows, heads], b [rows, heads]) to outputs [rows, heads, value size]."""
+RESERVED_SLOT = 0
+"""SGLang gives it to no request: padding is written there."""
 
 
 class Recurrence:
@@ -60,13 +62,21 @@ class Recurrence:
         before, behind = split_at(binding, boundaries(batch, binding))
         with context.bind_gdn(before):
             output = self._run(mixed, a, b)
-        keep = batch.mamba_track_mask[: binding.sequences]
-        states, source = binding.states(self._layer), binding.slots[keep].long()
-        kept = batch.mamba_track_indices[: binding.sequences][keep].long()
-        states.conv[kept] = states.conv[source]
-        states.temporal[kept] = states.temporal[source]
+        keep_snapshots(batch, binding, binding.states(self._layer))
         with context.bind_gdn(behind):
             return output + self._run(mixed, a, b)  # each leaves zeros in the other's rows
+
+
+def keep_snapshots(batch: ForwardBatch, binding: GdnBinding, states: LayerStates) -> None:
+    """Copy the states of the sequences that SGLang wants a snapshot of; the host does not wait to learn which.
+
+    The others' are written where they lie, which nobody else writes; padding's, to the slot that SGLang keeps for it.
+    """
+    count = binding.sequences
+    own = binding.slots.clamp(min=RESERVED_SLOT).long()
+    kept = torch.where(batch.mamba_track_mask[:count], batch.mamba_track_indices[:count], own)
+    states.conv[kept] = states.conv[own]
+    states.temporal[kept] = states.temporal[own]
 
 
 def boundaries(batch: ForwardBatch, binding: GdnBinding) -> Tensor:
