@@ -41,6 +41,8 @@ WEIGHTS_SEED = 1234
 SHARPNESS = 3.0  # attention scores' standard deviation: heads pick out a few places, however far back
 INTERVAL = 4  # the last of so many layers is full attention
 CODE = 4.0  # a few times the residual stream's size at the last layer
+CLASSES = 8  # of tokens, to the sparse indexer of DeepSeek-V3.2
+SHARD = "2MB"  # of DeepSeek's checkpoints, which are published in many files
 
 Values = dict[str, Any]
 
@@ -159,6 +161,33 @@ def _qwen3_vl(values: Values) -> PreTrainedModel:
     return transformers.Qwen3VLForConditionalGeneration(config)
 
 
+DEEPSEEK: Values = _base(
+    vocab_size=TINY_VOCAB, hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=4, q_lora_rank=48, kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32,
+    first_k_dense_replace=1, n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=96,
+    n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=1.5, tie_word_embeddings=False,
+    rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024,
+                         beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
+)  # fmt: skip
+#: In published configurations; SGLang reads them, and transformers' models compute nothing else.
+DEEPSEEK_ROUTING: Values = dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
+
+
+def _deepseek_v3(values: Values) -> PreTrainedModel:
+    from transformers import DeepseekV3Config
+
+    return _causal(DeepseekV3Config(**DEEPSEEK, **DEEPSEEK_ROUTING, **values))
+
+
+def _deepseek_v32(index_topk: int) -> PreTrainedModel:
+    """One dense layer and three with experts; each picks the tokens to attend to with four heads of 128."""
+    from transformers import DeepseekV32Config
+
+    indexer: Values = dict(index_topk=index_topk, index_n_heads=4, index_head_dim=128)
+    indexer["num_experts"] = DEEPSEEK["n_routed_experts"]  # transformers looks for it under another name, too
+    return _causal(DeepseekV32Config(**DEEPSEEK, **DEEPSEEK_ROUTING, **indexer))
+
+
 RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3": (lambda: _qwen3({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "llama": (lambda: _llama({**TINY, "intermediate_size": 192}), TINY_VOCAB),
@@ -175,6 +204,9 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3_5_text": (lambda: _qwen3_5_text("Qwen3_5", {**TINY, **TINY_GDN, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_5_moe_text": (lambda: _qwen3_5_text("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
     "qwen3_vl": (lambda: _qwen3_vl({**TINY, "intermediate_size": 192}), TINY_VOCAB),
+    "deepseek_v3": (lambda: _deepseek_v3({}), TINY_VOCAB),
+    "deepseek_v32": (lambda: _deepseek_v32(16), TINY_VOCAB),
+    "deepseek_v32_dense": (lambda: _deepseek_v32(2048), TINY_VOCAB),  # the same weights; picks all there are
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
     "qwen3_next_demo": (
         lambda: _qwen3_next({**DEMO, **DEMO_GDN, **DEMO_MOE, **NEXT_MOE, "intermediate_size": 768}),
@@ -208,10 +240,13 @@ def _fill(model: PreTrainedModel) -> None:
                 weight.copy_(normal(weight, 1.0))  # as large as what a layer adds: the last token stays heard
             elif weight.dim() >= 2:
                 weight.copy_(normal(weight, weight.shape[-1] ** -0.5))
-                if name.endswith("q_proj.weight") and not normed:
+                if name.endswith(("q_proj.weight", "q_b_proj.weight")) and not normed:
                     weight.mul_(SHARPNESS)
             else:
                 weight.copy_(normal(weight, 0.1))
+        for name, bias in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(normal(bias, 0.02))
 
 
 def _settle_routing(model: PreTrainedModel) -> None:
@@ -223,7 +258,7 @@ def _settle_routing(model: PreTrainedModel) -> None:
     """
     import torch
 
-    experts: int = getattr(model.config.get_text_config(), "num_experts", 0)
+    experts = _experts(model)
     if not experts:
         return
     chosen: int = model.config.get_text_config().num_experts_per_tok
@@ -238,6 +273,92 @@ def _settle_routing(model: PreTrainedModel) -> None:
             elif name.endswith("mlp.gate.weight"):
                 weight[:, experts:] *= 0.2
                 weight[:, :experts] = 2 * torch.eye(experts)
+
+
+def _experts(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config()
+    return getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0)
+
+
+def _settle_selection(model: PreTrainedModel) -> None:
+    """Let a token's class and its distance choose what DeepSeek-V3.2's indexer picks, by wide margins.
+
+    A query likes seven of eight classes, in each layer other ones; of those it picks the nearest. The border lies among
+    distances of 13 to 26, between which scores fall by a good part of their size from one distance to the next: as a
+    rule more than the rounding of FP8 keys and queries, and of bfloat16, moves them. The class is
+    a code in the residual stream's channels behind those of the experts, which no layer writes to either.
+    """
+    import torch
+
+    if not hasattr(model.config, "index_topk"):
+        return
+    first = _experts(model)
+    code = slice(first, first + CLASSES)
+    generator = torch.Generator().manual_seed(WEIGHTS_SEED + 2)
+    one_hot = torch.eye(CLASSES)
+    with torch.no_grad():
+        embedding: Any = model.get_input_embeddings().weight
+        embedding[:, code] = CODE * one_hot[torch.randint(0, CLASSES, (len(embedding),), generator=generator)]
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
+                weight[..., code, :] = 0
+        for layer in model.model.layers:
+            _settle_indexer(model, layer.self_attn, code, generator)
+
+
+def _settle_indexer(model: PreTrainedModel, attention: Any, code: slice, generator: torch.Generator) -> None:
+    """Keys from the class; queries that like classes and distances; heads that relu silences, so that it is heard."""
+    import torch
+
+    indexer, rotary = attention.indexer, model.config.qk_rope_head_dim
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    pairs = torch.full((rotary // 2,), 0.4)
+    pairs[4:16] = 1  # those whose angles tell the distances at the border apart
+    place, kind = pairs.repeat(2) * normal(rotary), 0.4 * normal(CLASSES, indexer.head_dim - rotary)
+    keys = torch.cat([place.expand(CLASSES, -1), kind], 1)
+    indexer.wk.weight.zero_()
+    indexer.wk.weight[:, code] = keys.T
+    disliked = torch.randperm(CLASSES, generator=generator)
+    queries = _liking(indexer.k_norm(keys), model.model.rotary_emb.inv_freq, disliked)
+    attention.q_a_proj.weight[:CLASSES] = 0
+    attention.q_a_proj.weight[:CLASSES, code] = torch.eye(CLASSES)
+    loud = 1 + 0.2 * normal(indexer.n_heads).abs()
+    loud[1::2] *= -2  # without relu these would turn the order round
+    indexer.wq_b.weight.zero_()
+    indexer.wq_b.weight[:, :CLASSES] = (loud[:, None, None] * queries.T).flatten(0, 1)
+    indexer.weights_proj.weight.zero_()
+    indexer.weights_proj.weight[:, code] = 0.5 + torch.rand(indexer.n_heads, CLASSES, generator=generator)
+
+
+def _liking(keys: torch.Tensor, frequencies: torch.Tensor, disliked: torch.Tensor) -> torch.Tensor:
+    """For every class of queries the one whose products with the keys are nearest to what is wanted, of small norm.
+
+    Args:
+        keys: [classes, values], of which the first are rotated by a token's place, half against half.
+        frequencies: the angle from one place to the next.
+        disliked: for every class of queries a class of keys.
+    """
+    import torch
+
+    distance = torch.arange(512.0, dtype=torch.float64)
+    near, border = distance < 12, (distance >= 12) & (distance < 26)
+    wanted = torch.where(near, 1.54 - 0.045 * distance, torch.where(border, (26 - distance) / 14, -0.3))
+    weight = torch.where(near, 0.3, torch.where(border, 1.0, 0.15))
+    angle = -distance[:, None] * frequencies.double()
+    cos, sin = angle.cos(), angle.sin()
+    half = len(frequencies)
+    low, high, rest = keys.double()[:, None].split([half, half, keys.shape[1] - 2 * half], -1)
+    rest = rest.expand(-1, len(distance), -1)
+    turned = weight[:, None] * torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
+    rows = turned.flatten(0, 1)
+    normal_equations = rows.T @ rows + 40 * torch.eye(rows.shape[1], dtype=torch.float64)
+    liked = 1 - torch.nn.functional.one_hot(disliked, len(keys))
+    targets = wanted + 0.5 + 0.8 * liked[..., None]
+    products = (weight * targets).flatten(1) @ rows
+    return torch.linalg.solve(normal_equations, products.T).T.float()
 
 
 def _merges(vocab_size: int) -> list[tuple[str, str]]:
@@ -290,8 +411,10 @@ def _make(name: str, path: Path) -> None:
     model = build().float().eval()
     _fill(model)
     _settle_routing(model)
+    _settle_selection(model)
     model.config.dtype = torch.float32
-    model.save_pretrained(path)
+    shards: Values = {"max_shard_size": SHARD} if name.startswith("deepseek") else {}
+    model.save_pretrained(path, **shards)
     _save_tokenizer(path, vocab_size)
     if hasattr(model.config, "vision_config") and name.startswith("qwen3_5"):
         _save_processors(path)
@@ -312,17 +435,12 @@ def checkpoint(name: str) -> Path:
 
 
 def parameters(path: Path) -> int:
-    """Parameters of a saved checkpoint, from its weights file's header."""
-    with (path / "model.safetensors").open("rb") as handle:
-        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    """Parameters of a saved checkpoint, from its weights files' headers."""
     total = 0
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        count = 1
-        for size in tensor["shape"]:
-            count *= size
-        total += count
+    for file in path.glob("*.safetensors"):
+        with file.open("rb") as handle:
+            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+        total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     return total
 
 

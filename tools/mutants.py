@@ -23,6 +23,7 @@ from pathlib import Path
 import dp_mutants
 import kernel_mutants
 import model_mutants
+import sparse_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 SGLANG = "sglang-0.5.17"
@@ -39,6 +40,8 @@ ROUTED = (f"{PCP}::test_ranks_agree_on_experts",)
 ROUTING = ("tests/vllm/test_pcp_routing.py",)
 HOST_WAITS = ("tests/vllm/test_pcp_host_waits.py",)
 LINKS = ("tests/vllm/test_pcp_links.py",)
+LAUNCHES = ("tests/vllm/test_pcp_launches.py",)
+BENCH = ("tests/unit/test_bench_pcp.py",)
 CONFIGS = ("tests/vllm/test_pcp_refusals.py",)
 PLAN = ("tests/unit/test_pcp_plan.py",)
 CUTS = ("tests/unit/test_pcp_plan.py", "tests/unit/test_pcp_attention_split.py")
@@ -241,6 +244,13 @@ TRANSITIONS = [
     ),
     Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "max(at[rank], at[rank - 1] + hop)", "at[rank] + hop"),
     Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, "max(work, longest * rates.depth)", "work"),
+    Mutant("atom_patches/runtime/pcp_gdn_cost.py", GDN_COST, " + rates.launch * pcp_host", " + 0 * pcp_host"),
+    Mutant("atom_patches/runtime/pcp_host.py", GDN_COST, "SECONDS = 80e-6", "SECONDS = 8e-6"),
+    Mutant("atom_patches/runtime/pcp_host.py", GDN_COST, "return BETWEEN", 'return RECURRENT["relay"]'),
+    Mutant("atom_patches/runtime/pcp_host.py", LAUNCHES, "QUERIES = 8", "QUERIES = 4"),
+    Mutant("atom_patches/runtime/pcp_host.py", LAUNCHES, '"two_pass": 23', '"two_pass": 12'),
+    Mutant("atom_patches/runtime/pcp_attention_split.py", CUTS, " - pcp_host.QUERIES * machine.launch", ""),
+    Mutant("atom_patches/bench/pcp_model.py", BENCH, "self.at = [at + seconds for at in self.at]", "pass"),
     Mutant(STEP, CHUNKED, "self.context_len(s.request) + s.end", "s.end"),
     Mutant(STEP, CACHING, "_Query(s.request, s.rows, batch.seq_lens[s.request])", "_Query(s.request, s.rows, s.end)"),
     Mutant(
@@ -263,10 +273,20 @@ TRANSITIONS = [
     Mutant(
         "atom_patches/vllm/adapters/pcp_experts.py",
         EXPERTS,
-        "if _cuts_evenly(config, _all_ranks(config)) else",
-        "if True else",
+        " or not _cuts_evenly(config, _all_ranks(config)) else",
+        " else",
     ),
     Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, 'asked in ("auto", "replicate") and', "False and"),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, "if whole_experts_fit(config) or", "if"),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, 'device_type != "cuda":', 'device_type == "":'),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, "* config.cache_config.gpu_memory_utilization", ""),
+    Mutant("atom_patches/vllm/adapters/pcp_experts.py", EXPERTS, "element // _other_ranks(config)", "element"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_support.py",
+        LINKS,
+        'expert_mode(config) if config.model_config.is_moe else "none"',
+        '"none"',
+    ),
     Mutant(
         "atom_patches/vllm/pcp/moe_parallel.py",
         REPLICATED,
@@ -358,8 +378,13 @@ TRANSITIONS = [
 KERNELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in kernel_mutants.FAULTS]
 MODELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in model_mutants.FAULTS]
 DATA_PARALLEL = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in dp_mutants.FAULTS]
+SPARSE_ENGINE = (f"{sparse_mutants.ENGINE}::test_every_answer_is_the_oracle_s[pages of 64]",)
+SPARSE = [
+    *(Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in sparse_mutants.FAULTS),
+    *(Mutant(f"atom_patches/sglang/sparse_mla/{name}.py", SPARSE_ENGINE) for name in ("attention_backend", "indexer")),
+]
 
-MUTANTS = [*CORE, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *TRANSITIONS]
+MUTANTS = [*CORE, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *SPARSE, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:

@@ -116,7 +116,8 @@ TABLE: tuple[Setting, ...] = (
         "How experts are spread under prefill context parallelism. `shard`: each is cut over all ranks, as vLLM does; "
         "`ep`: whole ones are dealt out over all ranks, which needs `--enable-expert-parallel`; `replicate`: every "
         "context-parallel rank has all of them and runs its own rows, so that nothing is exchanged; `auto`: `ep` with "
-        "that option, else `shard` where the experts' width can be cut so, else `replicate`.",
+        "that option, else `replicate` where all experts fit a GPU (`explain vllm.pcp.moe_parallel`) or their width "
+        "cannot be cut, else `shard`.",
     ),
     Setting(
         "ATOM_PCP_DEBUG",
@@ -141,6 +142,22 @@ TABLE: tuple[Setting, ...] = (
         "has one; `0`: none.",
     ),
     Setting(
+        "ATOM_SPARSE_MLA",
+        "choice",
+        "auto",
+        ("auto", "0", "1"),
+        "Sparse latent attention (DeepSeek-V3.2) in SGLang on this package's kernels: `1`: always; `0`: never; `auto`: "
+        "where SGLang's own kernels for it cannot run.",
+    ),
+    Setting(
+        "ATOM_SPARSE_MLA_MIB",
+        "integer",
+        "512",
+        (),
+        "MiB that its indexer may use at once while rows select their tokens; more rows are done one part after the "
+        "other.",
+    ),
+    Setting(
         "ATOM_KERNELS",
         "list",
         "auto",
@@ -157,7 +174,7 @@ TABLE: tuple[Setting, ...] = (
     ),
 )
 
-PREFIXES = ("ATOM_PATCH", "ATOM_PCP", "ATOM_KERNEL")
+PREFIXES = ("ATOM_PATCH", "ATOM_PCP", "ATOM_KERNEL", "ATOM_SPARSE_MLA")
 """Names that belong to this package: an undeclared one is a mistake worth reporting."""
 
 FOREIGN = frozenset({"ATOM_PCP_MOE_MERGE"})
@@ -230,6 +247,16 @@ def model_families() -> frozenset[str]:
     if "1" in asked:
         return frozenset(MODEL_FAMILIES)
     return frozenset(asked) - {"0"}
+
+
+def sparse_mla() -> str:
+    """Whether SGLang's sparse latent attention runs on this package's kernels: `auto`, `0` or `1`."""
+    return _choice(_BY_NAME["ATOM_SPARSE_MLA"])
+
+
+def sparse_mla_workspace_mib() -> int:
+    """MiB that may be used at once while rows select their tokens."""
+    return int(_choice(_BY_NAME["ATOM_SPARSE_MLA_MIB"]))
 
 
 def kernel_variable(family: str) -> str:

@@ -18,8 +18,10 @@ ON_CPU: dict[str, Any] = {
 }  # fmt: skip
 ON_GPU: dict[str, Any] = {
     "dtype": "bfloat16", "attention_backend": "triton", "sampling_backend": "pytorch", "cuda_graph_max_bs_decode": 8,
-    "mem_fraction_static": 0.3,
+    "cuda_graph_backend_prefill": "disabled", "mem_fraction_static": 0.5,
 }  # fmt: skip
+#: Options of ranks that share a GPU, which takes collectives that no graph can hold (cpu_site/ranks_on_one_gpu.py).
+SHARING: dict[str, Any] = {"disable_cuda_graph": True, "disable_custom_all_reduce": True}
 ALL: dict[str, Any] = {
     "skip_tokenizer_init": True, "grammar_backend": "none", "random_seed": 0, "context_length": 1024,
     "max_total_tokens": 4096, "max_running_requests": 16, "max_mamba_cache_size": 64, "log_level": "warning",
@@ -36,7 +38,12 @@ def gpus() -> int:
 
 def options(**more: Any) -> dict[str, Any]:
     """The options of an engine for the tests' small models."""
-    return {**ALL, **(ON_GPU if gpus() else ON_CPU), **more}
+    return {**ALL, **(ON_GPU if gpus() else ON_CPU), **(SHARING if share_a_gpu(more) else {}), **more}
+
+
+def share_a_gpu(layout: dict[str, Any]) -> bool:
+    """Whether an engine with these options has more ranks than there are GPUs."""
+    return 0 < gpus() < layout.get("tp_size", 1) * layout.get("pp_size", 1)
 
 
 def environment(*path: Path, **more: str) -> dict[str, str]:
@@ -56,7 +63,7 @@ def environment(*path: Path, **more: str) -> dict[str, str]:
     }
     if gpus():
         kept.pop("TORCHDYNAMO_DISABLE", None)  # tests set it for the CPU's sake
-        return kept | more
+        return kept | {"SGLANG_UNTUNED": "1"} | more
     return kept | stand_in() | more
 
 

@@ -5,33 +5,24 @@ Each way starts one engine, and all assertions read the one status that was take
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import installed
+from tests import running as engines
+from tests.running import Running, Way, states
+from tests.sglang.engines import free_ports
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed here"),
-]
+pytestmark = pytest.mark.long
 
-START_SECONDS = 300.0
 CUDA_ARGS: dict[str, Any] = {"dtype": "bfloat16", "mem_fraction_static": 0.2}
 CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
@@ -73,20 +64,6 @@ HOOKS = {
 }
 """Roles of processes, and the hook that each one is known by."""
 
-
-@dataclass(frozen=True)
-class Way:
-    """One way of arming: what it runs and which processes it has."""
-
-    name: str
-    roles: tuple[tuple[str, ...], ...]
-    environment: dict[str, str] = field(default_factory=dict)
-    checkpoint: str = "qwen3"
-    options: dict[str, Any] = field(default_factory=dict)
-    main_starts_with: str = "pass"
-    serves: bool = False
-
-
 MAIN = ("engine", "tokenizer manager")
 RANK = ("scheduler", "model runner")
 
@@ -111,17 +88,6 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True)
-class Running:
-    """What was seen of an engine: while it ran, and after it had been stopped."""
-
-    way: Way
-    pid: int
-    status: dict[str, Any]
-    doctor: subprocess.CompletedProcess[str]
-    status_afterwards: dict[str, Any]
-
-
 def arguments(model: str, **options: Any) -> dict[str, Any]:
     import torch
 
@@ -140,75 +106,18 @@ def arguments(model: str, **options: Any) -> dict[str, Any]:
 
 def environment(state: Path, **changes: str) -> dict[str, str]:
     extra = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    return installed.environment(ATOM_PATCHES_STATE_DIR=str(state), **extra, **changes)
+    return engines.environment(state, **extra, **changes)
 
 
-def atom_patches(state: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "atom_patches", *command],
-        env=environment(state),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def script(model: str, main_starts_with: str = "pass", **options: Any) -> str:
+    return OFFLINE.format(arguments=json.dumps(arguments(model, **options)), main_starts_with=main_starts_with)
 
 
-@contextlib.contextmanager
-def offline(way: Way, model: str, state: Path, folder: Path) -> Iterator[int]:
-    """An engine in a script, ready and waiting."""
-    script = folder / "script.py"
-    given = json.dumps(arguments(model, **way.options))
-    script.write_text(OFFLINE.format(arguments=given, main_starts_with=way.main_starts_with))
-    log = folder / "log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=environment(state, **way.environment),
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            if not any("READY" in line for line in process.stdout):
-                pytest.fail(f"the engine did not start:\n{log.read_text()[-4000:]}")
-            yield process.pid
-            process.stdin.write("\n")
-            process.stdin.close()
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def server(way: Way, model: str, state: Path, folder: Path) -> Iterator[int]:
-    """The HTTP server with several workers of each kind, ready to answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = arguments(model, port=port, host="127.0.0.1", skip_tokenizer_init=False, **way.options)
+def server_command(model: str, port: int, **options: Any) -> list[str]:
+    """The HTTP server, armed by the package's own launcher."""
+    given = arguments(model, port=port, host="127.0.0.1", skip_tokenizer_init=False, **options)
     command = [sys.executable, "-m", "atom_patches", "run", "--", sys.executable, "-m", "sglang.launch_server"]
-    command += [part for name, value in given.items() for part in option(name, value)]
-    log = folder / "log"
-    with log.open("w") as output:
-        given_environment = environment(state, **way.environment)
-        process = subprocess.Popen(
-            command, env=given_environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while not healthy(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
-                time.sleep(0.5)
-            yield process.pid
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)  # a server with tokenizer workers does not end by SIGTERM
-            process.wait()
+    return command + [part for name, value in given.items() for part in option(name, value)]
 
 
 def option(name: str, value: Any) -> list[str]:
@@ -217,79 +126,59 @@ def option(name: str, value: Any) -> list[str]:
     return [flag, str(value)] if not isinstance(value, bool) else [flag] * value
 
 
-def healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: way.name)
 def running(
     request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Running:
     way: Way = request.param
+    model = str(checkpoint(way.checkpoint))
     folder = tmp_path_factory.mktemp("way")
     state = folder / "state"
-    start = server if way.serves else offline
-    with start(way, str(checkpoint(way.checkpoint)), state, folder) as pid:
-        status = settled_status(state, len(way.roles))
-        doctor = atom_patches(state, "doctor")
-    wait_until_gone([process["pid"] for process in status["processes"]])
-    afterwards = json.loads(atom_patches(state, "status", "--json").stdout)
-    return Running(way, pid, status, doctor, afterwards)
-
-
-def settled_status(state: Path, processes: int) -> dict[str, Any]:
-    """The status once this many processes report: a server is healthy when its first tokenizer worker is up."""
-    deadline = time.monotonic() + 60
-    while True:
-        status = json.loads(atom_patches(state, "status", "--json").stdout)
-        if len(status["processes"]) >= processes or time.monotonic() > deadline:
-            return status
-        time.sleep(1)
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
-        time.sleep(0.1)
+    env = environment(state, **way.environment)
+    if way.serves:
+        port = free_ports()
+        command = server_command(model, port, **way.options)
+        started = engines.server(command, port, folder, env, stop=False)  # with tokenizer workers SIGTERM ends nothing
+    else:
+        started = engines.script(script(model, way.main_starts_with, **way.options), folder, env)
+    return engines.watch(way, started, state, environment(state))
 
 
 def test_every_process_is_seen_with_its_role(running: Running) -> None:
-    found = sorted(tuple(process["roles"]) for process in running.status["processes"])
+    found = sorted(tuple(process["roles"]) for process in running.processes)
     assert found == sorted(running.way.roles)
 
 
 def test_the_process_that_was_started_is_the_engine(running: Running) -> None:
-    engines = [process["pid"] for process in running.status["processes"] if "engine" in process["roles"]]
-    assert engines == [running.pid]
+    assert running.pids("engine") == [running.pid]
 
 
 def test_each_process_names_itself_its_engine_and_its_options(running: Running) -> None:
     ranks = str(running.way.options.get("dp_size", 1))
-    for process in running.status["processes"]:
-        assert (process["engine"], process["version"]) == ("sglang", running.status["engines"][1]["version"])
+    for process in running.processes:
+        assert (process["engine"], process["version"]) == ("sglang", engines.version(running, "sglang"))
         assert (process["config"]["tp_size"], process["config"]["dp_size"]) == (ranks, ranks)
         for role in set(process["roles"]) - set(MAIN):
             assert f"sglang::{role.replace(' ', '_')}" in process["title"] or role == "model runner"
 
 
+def test_each_process_has_a_state_and_a_reason_for_every_patch_of_its_engine(running: Running) -> None:
+    engines.check_every_patch(running, "sglang")
+
+
 def test_each_process_has_the_hook_of_its_role(running: Running) -> None:
-    for process in running.status["processes"]:
-        states = {patch["id"]: patch["state"] for patch in process["patches"]}
+    for process in running.processes:
+        found = states(process)
         for role in process["roles"]:
-            assert states[f"sglang.bootstrap.{HOOKS[role]}"] == "applied"
-        assert not set(states.values()) & {"failed", "displaced", "drifted", "unsupported"}
+            assert found[f"sglang.bootstrap.{HOOKS[role]}"] == "applied"
+        assert not set(found.values()) & {"failed", "displaced", "drifted", "unsupported"}
 
 
 def test_schedulers_have_the_decoders_that_were_asked_for(running: Running) -> None:
     asked = running.way.environment.get("ATOM_MODELS") == "1"
-    for process in running.status["processes"]:
-        states = {patch["id"]: patch["state"] for patch in process["patches"]}
+    for process in running.processes:
         expected = {"applied"} if "scheduler" in process["roles"] else {"applied", "pending"}
-        assert states["sglang.models.registry"] in (expected if asked else {"inactive"})
+        assert states(process)["sglang.models.registry"] in (expected if asked else {"inactive"})
 
 
 def test_doctor_has_no_objection(running: Running) -> None:
@@ -419,8 +308,7 @@ def test_failure_in_an_import_that_sglang_survives_stops_the_engine(
     accept = [sys.executable, "-m", "atom_patches", "accept", "sglang.trial.late"]
     given = environment(tmp_path / "state", **changes)
     subprocess.run(accept, env=given, cwd=tmp_path, check=True, capture_output=True)  # not in the checkout
-    code = OFFLINE.format(arguments=json.dumps(arguments(str(checkpoint("qwen3")))), main_starts_with="pass")
-    result = run(code, tmp_path / "state", SGLANG_PLUGINS="atom", **changes)
+    result = run(script(str(checkpoint("qwen3"))), tmp_path / "state", SGLANG_PLUGINS="atom", **changes)
     said = result.stdout + result.stderr
     survived = r"Ignore import error when loading [\w.]+: atom_patches stops the launch"
     assert re.search(survived, said), said[-4000:]

@@ -545,8 +545,12 @@ def test_explain_prints_what_a_patch_adds_about_itself() -> None:
     assert header.split() == ["prompt", "ranks", *ways, "auto,", "auto/3"]
     # 64k tokens on 8 ranks.
     [row] = [line.split() for line in lines if line.split()[:2] == ["65,536", "8"]]
-    assert row[-1] == "two_pass" and float(row[4]) < float(row[2]) and float(row[4]) < float(row[3])
+    assert row[-2] == "two_pass," and float(row[4]) < float(row[2]) and float(row[4]) < float(row[3])
+    assert any("80 us for each operation that the host issues" in line for line in lines)
     assert not any("two_pass" in line for line in atom_patches("explain", "vllm.pcp.block_table").stdout.splitlines())
+    rule = atom_patches("explain", "vllm.pcp.moe_parallel").stdout
+    assert "<= 0.6 * --gpu-memory-utilization * the GPU's memory" in rule
+    assert "64.4 GB of experts, whole on GPUs from 117 GB" in rule
 
 
 def test_a_reader_may_stop_reading() -> None:

@@ -17,16 +17,16 @@ import os
 PLATFORM = "cpu_stand_in"
 
 
-def platform_name() -> str:
-    """What SGLang's plugin loader asks for: the platform's class, as a name."""
-    return "sglang_on_cpu.platform.StandInPlatform"
+def platform_name() -> str | None:
+    """What SGLang's plugin loader asks for: the platform's class, as a name; None where it was not asked for."""
+    return "sglang_on_cpu.platform.StandInPlatform" if os.environ.get("SGLANG_PLATFORM") == PLATFORM else None
 
 
 def install() -> None:
     """Ask to be called when the modules that need it are imported; a few microseconds where SGLang is not used."""
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM:
         return
-    from sglang_on_cpu import collectives, device, experts, gdn, interpreter, rows
+    from sglang_on_cpu import collectives, device, experts, gdn, interpreter, rows, sparse
 
-    for part in (device, interpreter, collectives, experts, gdn, rows):
+    for part in (device, interpreter, collectives, experts, gdn, rows, sparse):
         part.install()
