@@ -10,13 +10,16 @@ endif
 PY := .venv/$(ENGINE)/bin/python
 PYTEST := $(PY) -m pytest
 SGLANG_PY := .venv/$(SGLANG)/bin/python
-# What runs on whichever engine is installed, or on SGLang alone.
-SGLANG_TESTS = tests/ordering tests/drift tests/sglang
+# What runs on whichever engine is installed.
+EITHER = tests/ordering tests/drift
+SGLANG_TESTS = $(EITHER) tests/sglang
 CORE_TESTS = $(wildcard tests/unit tests/ordering tests/drift tests/startup)
+# Two files at a time, for tests that are one process each; those that start engines need all cores for themselves.
+TWO_AT_A_TIME = -n 2 --dist loadfile
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-sglang demo demo-sglang test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
+.PHONY: help env env-sglang envs demo demo-sglang test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
 	pcp-matrix lint typecheck
 
 help: ## list the targets
@@ -30,17 +33,22 @@ env: ## build the environment (about 2 minutes the first time; later, nothing to
 env-sglang: ## build the environment with SGLang (about 2 minutes the first time)
 	@$(PYTHON) tools/build_env.py $(SGLANG) >/dev/null
 
+envs:
+	@$(MAKE) --no-print-directory -j 2 env env-sglang
+
 demo: env ## serve a hybrid and a dense model stock and with PCP=2, same traffic, compare every token
 	@$(PY) tools/demo_pcp.py $(ARGS)
 
 demo-sglang: env-sglang ## serve hybrids with SGLang stock and with the ATOM decoders, a rank idle at times, compare every token
 	@$(SGLANG_PY) tools/demo_sglang.py $(ARGS)
 
-test: env env-sglang lint typecheck ## lint, types and every test but the longest, the cheap ones first
-	$(PYTEST) tests -m "not long" $(ARGS)
-	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) -m "not long" $(ARGS)
+test: envs lint typecheck ## lint, types and every test but the longest, the cheap ones first
+	$(PYTEST) tests --ignore tests/vllm --ignore tests/sglang -m "not long" $(TWO_AT_A_TIME) $(ARGS)
+	$(SGLANG_PY) -m pytest $(EITHER) -m "not long" $(TWO_AT_A_TIME) $(ARGS)
+	$(PYTEST) tests/vllm -m "not long" $(ARGS)
+	$(SGLANG_PY) -m pytest tests/sglang -m "not long" $(ARGS)
 
-test-long: env env-sglang ## the longest tests (about 20 minutes)
+test-long: envs ## the longest tests (about 25 minutes)
 	$(PYTEST) tests -m long $(ARGS)
 	$(SGLANG_PY) -m pytest $(SGLANG_TESTS) -m long $(ARGS)
 

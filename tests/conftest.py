@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from atom_patches import arming
@@ -26,6 +27,12 @@ os.environ.update(
     TORCHDYNAMO_DISABLE="1",
     VLLM_CPU_KVCACHE_SPACE="1",
 )
+
+# Engines of other tests may keep the machine busy: how long an example takes says nothing.
+hypothesis.settings.register_profile(
+    "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("no deadline")
 
 TESTS = Path(__file__).parent
 # A fault in the patch engine fails within seconds, before the first inference engine starts.

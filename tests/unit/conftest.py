@@ -11,14 +11,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from atom_patches.core import Engine, Patch, Verdict, reviewed
 from atom_patches.core.registry import Registry
-
-# Engines of other tests may keep the machine busy: how long an example takes says nothing.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 _number = itertools.count()
 

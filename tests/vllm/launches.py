@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +16,6 @@ import pytest
 
 from tests.vllm.gdn_oracle import environment
 from tests.vllm.pcp_engines import PATH
-
-START_SECONDS = 180.0
 
 
 @dataclass
@@ -112,11 +108,3 @@ def server_command(model: str, port: int, *options: str) -> list[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "512", "--dtype", "float32"]
     return [*command, "--prefill-context-parallel-size", "2", *options]
-
-
-def is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False

@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
         for rank in range(RANKS)
     ]  # fmt: skip
-    found = run_engines(tmp_path_factory.mktemp("idle"), plans, envs, "dp_idle_rank.py", 120)
+    found = run_engines(tmp_path_factory.mktemp("idle"), plans, envs, "dp_idle_rank.py", 240)
     return [result for [result] in found]
 
 

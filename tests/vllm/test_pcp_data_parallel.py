@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.running import START_SECONDS, is_healthy
 from tests.vllm.gdn_oracle import Prompt, environment, free_port, oracle, prompt, run_engines
-from tests.vllm.launches import START_SECONDS, is_healthy, launch, server_command, workers_environment
+from tests.vllm.launches import launch, server_command, workers_environment
 from tests.vllm.pcp_engines import MIXED, NEW, PATH, Engine, check_greedy, engine, request, wave
 from tests.vllm.pcp_waves import CACHING, CHUNKED, STAGGERED, cached_waves
 

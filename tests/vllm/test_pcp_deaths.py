@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import START_SECONDS, is_healthy
 from tests.vllm.gdn_oracle import HERE, environment, free_port, prompt
-from tests.vllm.launches import START_SECONDS, is_healthy, launch, server_command, workers_environment
+from tests.vllm.launches import launch, server_command, workers_environment
 from tests.vllm.pcp_engines import PATH, engine, request
 from tests.vllm.short_timeouts import SECONDS
 
-#: From a death until everything has ended: mostly what vLLM grants its workers to end by themselves.
-END_SECONDS = 30.0
+#: From a death until everything has ended: mostly what vLLM grants its workers to end by themselves, twice over, as
+#: other tests may keep the machine busy.
+END_SECONDS = 60.0
 
 
 def worker(pids: list[int], rank: int) -> int:
