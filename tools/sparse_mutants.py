@@ -61,6 +61,20 @@ FAULTS = (
         "return slots.masked_fill(slots == 0, -1)",
         "return slots",
     ),
+    # Rows of padding count as drafts of the requests before them.
+    Fault(
+        f"{ADAPTERS}/step.py",
+        f"{STEPS}::test_verified_rows_are_padded_to_any_number",
+        "return batch.spec_info.draft_token_num",
+        "return batch.input_ids.shape[0] // batch.batch_size",
+    ),
+    # Prefills are not captured, and schedulers believe that they are.
+    Fault(
+        "atom_patches/sglang/sparse_mla/prefill_graphs.py",
+        f"{STEPS}::test_no_prefill_is_captured_and_schedulers_know",
+        'prefill.backend = "disabled"',
+        'decode.backend = "disabled"',
+    ),
     # Rotary pairs of neighbours, which are the attention's, in the indexer.
     Fault(
         f"{ADAPTERS}/indexer.py",

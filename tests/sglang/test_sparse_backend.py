@@ -18,11 +18,22 @@ from torch import Tensor, nn
 
 pytest.importorskip("sglang")
 
+from sglang.srt import runtime_context  # pyright: ignore[reportMissingImports]
 from sglang.srt.mem_cache import memory_pool  # pyright: ignore[reportMissingImports]
+from sglang.srt.model_executor.cuda_graph_config import (  # pyright: ignore[reportMissingImports]
+    Backend,
+    CudaGraphConfig,
+    Phase,
+    PhaseConfig,
+    check_cuda_graph_backend,
+)
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # pyright: ignore[reportMissingImports]
 from sglang.srt.model_executor.forward_context import (  # pyright: ignore[reportMissingImports]
     ForwardContext,
     forward_context,
+)
+from sglang.srt.model_executor.model_runner_components import (  # pyright: ignore[reportMissingImports]
+    cuda_graph_setup,
 )
 
 from atom_patches.kernels.mla_attention.reference import read
@@ -33,6 +44,7 @@ from atom_patches.sglang.adapters.sparse_mla.backend import SparseMlaBackend
 from atom_patches.sglang.adapters.sparse_mla.caches import index_cache, latent_cache
 from atom_patches.sglang.adapters.sparse_mla.indexer import SparseIndexer
 from atom_patches.sglang.adapters.sparse_mla.step import Tables
+from atom_patches.sglang.sparse_mla.prefill_graphs import without_graphs
 from tests.host_waits import GPU, host_waits
 
 DEVICE = harness.DEVICE
@@ -147,7 +159,7 @@ class World:
                 slots + [0] * padding, dtype=torch.long, device=DEVICE
             ),
             extend_seq_lens=torch.tensor(list(rows.values()), dtype=torch.int32, device=DEVICE),
-            extend_seq_lens_cpu=list(rows.values()),
+            extend_seq_lens_cpu=list(rows.values()), spec_info=SimpleNamespace(draft_token_num=each),
         )  # fmt: skip
         x = torch.cat([*new.values(), torch.full((padding, HIDDEN), 9.0, device=DEVICE, dtype=DTYPE)])
         return batch, x
@@ -271,6 +283,13 @@ def test_several_tokens_are_verified_at_once(world: World, captured: bool) -> No
     world.step(ForwardMode.TARGET_VERIFY, {2: 3, 1: 3}, captured=captured)
 
 
+@pytest.mark.parametrize("longer", [0, TOP_K])
+def test_verified_rows_are_padded_to_any_number(world: World, longer: int) -> None:
+    """Ranks of one attention group share the rows of a step, which SGLang pads to a multiple of their number."""
+    world.step(ForwardMode.EXTEND, {1: 2 + longer, 2: 1})
+    world.step(ForwardMode.TARGET_VERIFY, {1: 3, 2: 3}, padding=2)
+
+
 def test_a_captured_step_selects_like_any(world: World) -> None:
     world.step(ForwardMode.EXTEND, {1: 3, 2: 80, 3: TOP_K})
     for padding in (0, 2):
@@ -314,6 +333,19 @@ def test_layers_keep_their_own_selection(world: World) -> None:
     second = world.step(ForwardMode.DECODE, {2: 1})
     assert second is not None and second.data_ptr() == first.data_ptr()
     assert not torch.equal(second, kept)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_no_prefill_is_captured_and_schedulers_know(draft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of data-parallel ranks ask the runner of captured prefills whether it can take a batch, if there is one."""
+    config = CudaGraphConfig(prefill=PhaseConfig(backend=Backend.BREAKABLE))
+    published = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config))
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: published)
+    runner = SimpleNamespace(is_draft_worker=draft, server_args=SimpleNamespace(cuda_graph_config=config))
+    eager = object()
+    found = without_graphs(cuda_graph_setup.capture_prefill_graph)(model_runner=runner, eager_runner=eager)
+    assert found.runner is (None if draft else eager)
+    assert not check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
 
 
 def test_a_layer_that_selected_nothing_is_an_error(world: World) -> None:
@@ -370,6 +402,7 @@ def test_the_host_waits_for_nothing(mode: ForwardMode, page: int, monkeypatch: p
             forward_mode=mode, batch_size=2, input_ids=there(rows), positions=there(rows), req_pool_indices=there(2),
             seq_lens=there(2), seq_lens_cpu=SimpleNamespace(tolist=lambda: [130, 55]), out_cache_loc=there(rows),
             extend_seq_lens=there(2, dtype=torch.int32), extend_seq_lens_cpu=[30, 10],
+            spec_info=SimpleNamespace(draft_token_num=each),
         )  # fmt: skip
         prefill = mode.is_extend() and not mode.is_target_verify()
         step = tables.eager(batch) if prefill else tables.captured(batch)

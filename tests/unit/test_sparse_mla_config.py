@@ -15,8 +15,8 @@ from atom_patches.sglang.sparse_mla._config import OPTION, sparse_mla_asked
 
 def a_configuration(**changed: Any) -> Any:
     """What SGLang resolves for DeepSeek-V3.2 on a machine without its kernels."""
-    hf_config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=2048)
-    for name in [name for name in changed if name.startswith("index_") or name == "architectures"]:
+    hf_config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=2048, index_head_dim=128)
+    for name in [name for name in changed if name.startswith("index_") or name in ("architectures", "cli_factor")]:
         setattr(hf_config, name, changed.pop(name))
     backends = changed.pop("backends", ("dsa", "dsa"))
     prefill = changed.pop("prefill_graphs", None)
@@ -24,8 +24,8 @@ def a_configuration(**changed: Any) -> Any:
         "device": "cpu", "attention_backend": backends[0], "get_attention_backends": lambda: backends,
         "get_model_config": lambda: SimpleNamespace(hf_config=hf_config), "attn_cp_size": 1, "dcp_size": 1,
         "enable_prefill_cp": False, "enable_two_batch_overlap": False, "enable_single_batch_overlap": False,
-        "enable_pdmux": False, "pp_size": 1, "speculative_algorithm": None, "speculative_eagle_topk": None,
-        "speculative_draft_attention_backend": "triton", "speculative_ngram_max_bfs_breadth": 10,
+        "enable_pdmux": False, "pp_size": 1, "moe_a2a_backend": "none",
+        "speculative_algorithm": None, "speculative_eagle_topk": None, "speculative_draft_attention_backend": "triton",
         "enable_hisparse": False, "enable_dsa_cache_layer_split": False,
         "enable_return_indexer_topk": False, "enable_deterministic_inference": False, "enable_torch_compile": False,
         "enable_lora": None, "disaggregation_mode": "null", "dsa_prefill_backend": None, "dsa_decode_backend": None,
@@ -49,7 +49,9 @@ def test_the_setting_decides_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTION, "0")
     assert not sparse_mla_asked(a_configuration()).ok
     monkeypatch.setenv(OPTION, "1")
-    assert sparse_mla_asked(a_configuration(device="npu")).ok
+    assert sparse_mla_asked(a_configuration(device="cuda")).ok
+    with pytest.raises(PatchError, match="--device npu: use one of cpu, cuda"):
+        sparse_mla_asked(a_configuration(device="npu"))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,19 @@ def test_where_its_kernels_cannot_run(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
     assert sparse_mla_asked(a_configuration(device="cuda")).ok is ours
+
+
+@pytest.mark.parametrize(("installed", "ours"), [({"deep_gemm", "flashinfer"}, False), ({"deep_gemm"}, True)])
+def test_sglang_has_kernels_of_flashinfer_for_glm_on_small_blackwells(
+    installed: set[str], ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
+    chosen = dict.fromkeys(("dsa_prefill_backend", "dsa_decode_backend"), "flashinfer_sparse_mla")
+    assert sparse_mla_asked(a_configuration(device="cuda", **chosen)).ok is ours
 
 
 @pytest.mark.parametrize(
@@ -101,9 +116,12 @@ def test_other_models_and_backends_are_left_alone(changed: Any, monkeypatch: pyt
         ({"enable_pdmux": True}, "--enable-pdmux"),
         ({"pp_size": 2, "index_topk_freq": 4}, "--pp-size 2"),
         ({"pp_size": 2, "index_topk_pattern": "FSS"}, "--pp-size 2"),
+        ({"pp_size": 2, "cli_factor": 2}, "--pp-size 2"),
+        ({"moe_a2a_backend": "pplx"}, "--moe-a2a-backend pplx: use another one"),
+        ({"index_head_dim": 96}, "index_head_dim 96: use one with a power of two"),
         ({"backends": ("dsa", "triton")}, "use dsa for both"),
-        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE: use one of NGRAM, STANDALONE"),
-        ({"speculative_algorithm": "NGRAM"}, "--speculative-ngram-max-bfs-breadth 10"),
+        ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE: use one of STANDALONE"),
+        ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 10}, "--speculative-algorithm NGRAM"),
         ({"speculative_algorithm": "STANDALONE", "speculative_eagle_topk": 2}, "--speculative-eagle-topk 2"),
         (
             {"speculative_algorithm": "STANDALONE", "speculative_draft_attention_backend": None},
@@ -134,7 +152,6 @@ def test_what_cannot_be_served_is_refused_by_name(changed: Any, named: str) -> N
     [
         {"pp_size": 2},
         {"speculative_algorithm": "STANDALONE", "speculative_eagle_topk": 1},
-        {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 1},
         {"prefill_graphs": "disabled"},
         {"architectures": ["GlmMoeDsaForCausalLM"], "index_topk_freq": 4},
     ],

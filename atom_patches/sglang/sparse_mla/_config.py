@@ -21,11 +21,15 @@ GROUP = "sglang.sparse_mla"
 ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Architectures whose attention is sparse where their configuration says `index_topk`."""
 
+DEVICES = frozenset({"cpu", "cuda"})
+"""Where this package's kernels for it run; SGLang calls AMD's GPUs `cuda` as well."""
+
 NAMES = frozenset({"dsa", "nsa"})
 """What SGLang calls its sparse attention backend."""
 
-ALGORITHMS = frozenset({"STANDALONE", "NGRAM"})
-"""Ways to draft that have no draft model with sparse attention of its own."""
+ALGORITHMS = frozenset({"STANDALONE"})
+"""Ways to draft a chain, without a draft model that has sparse attention of its own. NGRAM's are trees: each suffix
+that it finds makes a branch, whatever its breadth."""
 
 
 def sparse_mla_asked(config: ServerArgs) -> Verdict:
@@ -58,21 +62,18 @@ def without_own_kernels(config: ServerArgs) -> Verdict:
         return Verdict(True, f"SGLang has no sparse attention for {device}")
     import torch
 
+    kernels = {config.dsa_prefill_backend, config.dsa_decode_backend}
     if torch.version.hip is not None:
-        needed = ("fast_hadamard_transform", "aiter" if _rows_with_aiter(config) else "tilelang")
+        needed = ("fast_hadamard_transform", "aiter" if "aiter" in kernels else "tilelang")
     else:
         major = torch.cuda.get_device_capability()[0]
-        if major not in (9, 10):
+        if major not in (9, 10) and (major, kernels) != (12, {"flashinfer_sparse_mla"}):
             return Verdict(True, f"SGLang's kernels for it are not for compute capability {major}.x")
-        needed = ("deep_gemm", "sgl_kernel")
+        needed = ("deep_gemm", "flashinfer" if major == 12 else "sgl_kernel")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         return Verdict(True, f"SGLang's own kernels for it need {' and '.join(missing)}, not installed here")
     return Verdict(False, f"SGLang's own kernels for it are there; {OPTION}=1 takes this package's")
-
-
-def _rows_with_aiter(config: ServerArgs) -> bool:
-    return "aiter" in (config.dsa_prefill_backend, config.dsa_decode_backend)
 
 
 def _refuse(config: ServerArgs, hf_config: Any) -> None:
@@ -86,6 +87,8 @@ def _refuse(config: ServerArgs, hf_config: Any) -> None:
 
 
 def _layout(config: ServerArgs, hf_config: Any) -> Iterator[str]:
+    if str(config.device) not in DEVICES:
+        yield f"--device {config.device}: use one of {', '.join(sorted(DEVICES))}"
     for option, name in (("--attn-cp-size", "attn_cp_size"), ("--dcp-size", "dcp_size")):
         if (getattr(config, name) or 1) > 1:
             yield f"{option} {getattr(config, name)}: leave it at 1"
@@ -97,12 +100,14 @@ def _layout(config: ServerArgs, hf_config: Any) -> Iterator[str]:
         yield "--enable-pdmux: leave it out"
     if config.pp_size > 1 and _shares_selections(hf_config):
         yield f"--pp-size {config.pp_size} with a checkpoint whose layers share what they select: leave it at 1"
+    if config.moe_a2a_backend == "pplx":  # it makes an idle rank's step a prompt, which may be longer than a request
+        yield "--moe-a2a-backend pplx: use another one"
     if set(config.get_attention_backends()) - NAMES:
         yield "another attention backend for prefill or for decoding: use dsa for both"
 
 
 def _shares_selections(hf_config: Any) -> bool:
-    every = getattr(hf_config, "index_topk_freq", 1) or 1
+    every = max(getattr(hf_config, name, 1) or 1 for name in ("index_topk_freq", "cli_factor"))
     return every > 1 or "S" in (getattr(hf_config, "index_topk_pattern", None) or "")
 
 
@@ -112,15 +117,11 @@ def _speculation(config: ServerArgs) -> Iterator[str]:
         return
     if algorithm not in ALGORITHMS:
         yield f"--speculative-algorithm {algorithm}: use one of {', '.join(sorted(ALGORITHMS))}"
-    if algorithm == "STANDALONE" and (config.speculative_draft_attention_backend or "dsa") in NAMES:
-        yield "--speculative-algorithm STANDALONE: name the draft's own --speculative-draft-attention-backend"
+        return
+    if (config.speculative_draft_attention_backend or "dsa") in NAMES:
+        yield f"--speculative-algorithm {algorithm}: name the draft's own --speculative-draft-attention-backend"
     if (config.speculative_eagle_topk or 1) > 1:
         yield f"--speculative-eagle-topk {config.speculative_eagle_topk}: trees of drafts are not verified; use 1"
-    if algorithm == "NGRAM" and config.speculative_ngram_max_bfs_breadth > 1:
-        yield (
-            f"--speculative-ngram-max-bfs-breadth {config.speculative_ngram_max_bfs_breadth}: trees of drafts are not "
-            "verified; use 1"
-        )
 
 
 def _features(config: ServerArgs) -> Iterator[str]:
@@ -145,3 +146,6 @@ def _model(hf_config: Any) -> Iterator[str]:
     for name in ("index_init_tokens", "index_local_tokens"):
         if getattr(hf_config, name, 0):
             yield f"a checkpoint with {name}: use one without"
+    size = hf_config.index_head_dim
+    if size & (size - 1):
+        yield f"a checkpoint with index_head_dim {size}: use one with a power of two"

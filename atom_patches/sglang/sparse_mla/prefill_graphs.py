@@ -2,7 +2,8 @@
 
 Why:         by default SGLang captures prefills in pieces, and for sparse attention calls parts of its own indexer
              between them.
-How:         where a model runner would capture prefills, give it the runner without graphs.
+How:         where a model runner would capture prefills, first turn that off in the configuration, as SGLang's own
+             rules do for others: schedulers of data-parallel ranks ask there, too, how prefills run.
 Remove when: SGLang captures prefills through its backend's own methods alone.
 """
 
@@ -23,7 +24,10 @@ PATCH = Patch(
     kind="correctness",
     group=GROUP,
     when=sparse_mla_asked,
-    relies_on=("sglang.srt.model_executor.model_runner_components.cuda_graph_setup:GraphCapture",),
+    relies_on=(
+        "sglang.srt.managers.scheduler_components.dp_attn:prepare_mlp_sync_batch_raw",
+        "sglang.srt.model_executor.cuda_graph_config:check_cuda_graph_backend",
+    ),
     upstream="none: graphs of prefills are made for SGLang's own sparse attention",
 )
 
@@ -31,20 +35,10 @@ PATCH = Patch(
 @PATCH.around
 def without_graphs(original: Any) -> Any:
     """The runner of prefills: the eager one."""
-    del original
 
-    def capture_prefill_graph(*, model_runner: Any, eager_runner: Any, force_for_draft_worker: bool = False) -> Any:
-        del force_for_draft_worker
-        from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import (  # pyright: ignore[reportMissingImports]
-            GraphCapture,
-        )
-
+    def capture_prefill_graph(*, model_runner: Any, **given: Any) -> Any:
         logger.info("prefills are not captured: sparse attention plans them by lengths that the host knows")
-        return GraphCapture(
-            runner=None if model_runner.is_draft_worker else eager_runner,
-            memory_phase="draft_prefill" if model_runner.is_draft_worker else "prefill",
-            memory_usage_gb=0,
-            capture_time=0,
-        )
+        model_runner.server_args.cuda_graph_config.prefill.backend = "disabled"
+        return original(model_runner=model_runner, **given)
 
     return capture_prefill_graph

@@ -158,7 +158,7 @@ def _rows_per_request(batch: ForwardBatch) -> int | None:
     if mode.is_decode():
         return 1
     if mode.is_target_verify():
-        return batch.input_ids.shape[0] // batch.batch_size
+        return batch.spec_info.draft_token_num  # rows of padding need not be as many for each request
     return None
 
 
