@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.gdn_oracle import prompt
+from tests.running import environment, server
+from tests.vllm.gdn_oracle import free_port, prompt
 from tests.vllm.pcp_engines import engine, launch, request
-from tests.vllm.test_processes import Way, server
+from tests.vllm.test_processes import server_command
 from tools.checkpoints import checkpoint
 
 pytestmark = pytest.mark.long
@@ -111,9 +112,8 @@ def complete(port: int, tokens: tuple[int, ...], model: str) -> None:
 def test_the_server_shows_them(tmp_path: Path) -> None:
     """150 tokens are split, then decoded; 16 are too few for two ranks of 64 rows."""
     model = str(checkpoint("qwen3_next"))
-    way = Way("metrics", {"VLLM_PLUGINS": "atom"}, (), serves=True)
-    with server(way, model, tmp_path / "state", tmp_path) as pid:
-        port = port_of(pid)
+    port, env = free_port(), environment(tmp_path / "state", VLLM_CPU_OMP_THREADS_BIND="0|1", VLLM_PLUGINS="atom")
+    with server(server_command(model, port), port, tmp_path, env):
         before = scrape(port)
         complete(port, LONG, model)
         complete(port, LONG[:16], model)
@@ -130,9 +130,3 @@ def test_the_server_shows_them(tmp_path: Path) -> None:
     assert steps[frozenset(split.items())] == 1
     # One attention layer of 2 heads of 32 float32 keys, and as many values; half of the rows are received.
     assert after["vllm:atom_pcp_exchanged_bytes_total", frozenset({("what", "key_value")})] == 75 * 2 * 32 * 2 * 4
-
-
-def port_of(pid: int) -> int:
-    """The port in a server's command line."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    return int(words[words.index("--port") + 1])
