@@ -15,9 +15,9 @@ from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.attention.backends.mla.sparse_utils import triton_convert_req_index_to_global_index
 
 from atom_patches.kernels.registry import YES, Verdict, no
-from atom_patches.kernels.sparse_indexer.reference import ascending, empty_logits, row_pitch
+from atom_patches.kernels.sparse_indexer.deep_gemm import PAGE, SIZE, in_rows, takes_logits, takes_paged_logits
+from atom_patches.kernels.sparse_indexer.reference import ascending
 
-SIZE, PAGE, HEADS = 128, 64, (32, 64)
 #: What vLLM gives its selection to work in.
 WORKSPACE = 1 << 20
 SELECTED = (512, 1024, 2048)
@@ -63,20 +63,13 @@ def indexer_cache_gather(cache: Tensor, block_table: Tensor, cu_seqlens_k: Tenso
 def supports_indexer_logits(
     q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor
 ) -> Verdict:
-    if not q.shape[0] or not key.shape[0]:
-        return no("DeepGEMM computes no empty product")
-    if any(not x.is_contiguous() for x in (q, key, key_scale, weights, start, end)):
-        return no("DeepGEMM takes contiguous arguments")
-    if start.dtype != torch.int32 or end.dtype != torch.int32:
-        return no("DeepGEMM takes ranges of int32")
-    return _gemm(q)
+    found = _deep_gemm()
+    return takes_logits(q, key, key_scale, weights, start, end) if found.ok else found
 
 
 def indexer_logits(q: Tensor, key: Tensor, key_scale: Tensor, weights: Tensor, start: Tensor, end: Tensor) -> Tensor:
     found = deep_gemm.fp8_fp4_mqa_logits((q, None), (key, key_scale), weights, start, end, clean_logits=False)
-    if found.stride() == (row_pitch(key.shape[0]), 1):
-        return found
-    return empty_logits(q.shape[0], key.shape[0], q.device).copy_(found)
+    return in_rows(found, q.shape[0], key.shape[0])
 
 
 def supports_indexer_logits_paged(
@@ -88,15 +81,10 @@ def supports_indexer_logits_paged(
     lengths: Tensor,
     max_seqlen_k: int,
 ) -> Verdict:
-    if requests is not None:
-        return no("vLLM's decode has a row of the block table for every query")
-    if not q.shape[0] or not max_seqlen_k:
-        return no("DeepGEMM computes no empty product")
-    if cache.shape[1] != PAGE or any(not x.is_contiguous() for x in (q, cache, weights, block_table, lengths)):
-        return no(f"DeepGEMM takes blocks of {PAGE} keys and contiguous arguments")
-    if block_table.dtype != torch.int32 or lengths.dtype != torch.int32:
-        return no("DeepGEMM takes indices of int32")
-    return _gemm(q)
+    found = _deep_gemm()
+    if not found.ok:
+        return found
+    return takes_paged_logits(q, cache, weights, block_table, requests, lengths, max_seqlen_k)
 
 
 def indexer_logits_paged(
@@ -170,9 +158,7 @@ def local_to_paged(indices: Tensor, requests: Tensor | None, block_table: Tensor
     return found
 
 
-def _gemm(q: Tensor) -> Verdict:
+def _deep_gemm() -> Verdict:
     if not deep_gemm.is_deep_gemm_supported():
         return no("DeepGEMM is not installed, or not for this GPU")
-    if q.shape[1] not in HEADS or q.shape[2] != SIZE or q.dtype != torch.float8_e4m3fn:
-        return no(f"DeepGEMM's logits are for 32 or 64 heads of {SIZE}, not {q.shape[1]} of {q.shape[2]}")
     return YES
