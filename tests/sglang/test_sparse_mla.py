@@ -83,7 +83,9 @@ def _planned(key: str, folder: Path) -> Engine:
     env = _armed(folder, key) | (LIKE_AMD if one.like_amd else {})
     kv = {"kv_cache_dtype": "bfloat16" if one.cache == "bfloat16" else "fp8_e4m3"}
     chunk = {"chunked_prefill_size": 256 if spread else 128}
-    options = {"attention_backend": "dsa", **kv, **chunk, **one.options}
+    # SGLang's default, with which its schedulers ask how prefills are captured.
+    graphs = {"cuda_graph_backend_prefill": None}
+    options = {"attention_backend": "dsa", **kv, **chunk, **graphs, **one.options}
     return engine(one.model, waves(spread), env=env, cache=one.cache, **options)
 
 
