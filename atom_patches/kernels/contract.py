@@ -72,11 +72,14 @@ Expected = dict[str, Tensor]
 def results_of(operation: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Expected:
     """Call `function`: its outputs, and the arguments that the schema lets it write to, by name.
 
-    What an output holds where the schema promises nothing becomes 0, in every provider's and in the reference's.
+    What an output holds where the schema promises nothing becomes 0, and where it promises no order a row's entries are
+    sorted, in every provider's and in the reference's.
     """
     found = outputs_of(function(*arguments))
     if operation.unspecified is not None:
         found["output 0"].masked_fill_(operation.unspecified(*arguments), 0.0)
+    if operation.unordered is not None and operation.unordered(*arguments):
+        found["output 0"] = found["output 0"].sort(dim=-1).values
     for position in operation.mutated:
         for i, tensor in enumerate(_tensors(arguments[position])):
             found[f"written argument {position}" + (f"[{i}]" if i else "")] = tensor

@@ -34,6 +34,11 @@ def starts_early() -> bool:
     return backend() == "cuda" and int(_target().arch) >= 90
 
 
+def has_large_shared_memory() -> bool:
+    """Whether a program may have 227 KiB of shared memory: NVIDIA's data-centre GPUs from compute capability 9.0 on."""
+    return backend() == "cuda" and 90 <= int(_target().arch) < 120
+
+
 def _target() -> Any:
     return driver.active.get_current_target()  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -50,4 +55,11 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-__all__ = ["backend", "converts_e4m3", "has_fp8_dot", "processors", "starts_early"]
+__all__ = [
+    "backend",
+    "converts_e4m3",
+    "has_fp8_dot",
+    "has_large_shared_memory",
+    "processors",
+    "starts_early",
+]

@@ -86,10 +86,12 @@ class Operation:
         tolerance: dtype name -> (relative, absolute) difference from the reference that a provider may have.
         reference_reads: whether the reference reads a tensor's data on the host, which a CUDA graph cannot capture.
         unspecified: where the first output may hold anything, as a mask of its shape; None: nowhere.
+        unordered: whether the entries of a row of the first output may come in any order; None: never.
         unmeasured: whom `auto` tries, in order, for shapes that were not measured on the GPU. The engine's kernel comes
             first, because it is never slower than itself, unless its binding has to wait for the device.
 
-    `reference`, `fake`, `shape_class` and `unspecified` take the schema's arguments, all of them, by position.
+    `reference`, `fake`, `shape_class`, `unspecified` and `unordered` take the schema's arguments, all of them, by
+    position.
     """
 
     package: str
@@ -101,6 +103,7 @@ class Operation:
     tolerance: dict[str, tuple[float, float]]
     reference_reads: bool = False
     unspecified: Callable[..., torch.Tensor] | None = None
+    unordered: Callable[..., bool] | None = None
     unmeasured: tuple[str, ...] = ("engine", "triton", "torch")
     _operator: torch._ops.OpOverload[..., Any] = field(init=False, repr=False)
 

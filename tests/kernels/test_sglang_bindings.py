@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -272,9 +273,7 @@ def test_paged_logits_of_any_width(indexer: ModuleType, heads: int) -> None:
 
 @harness.examples(12)
 @given(st.integers(1, 4), st.integers(1, 2200), st.booleans(), st.integers(0, 2**31))
-def test_a_selection_in_ascending_order(
-    indexer: ModuleType, rows: int, columns: int, from_zero: bool, seed: int
-) -> None:
+def test_a_selection_in_any_order(indexer: ModuleType, rows: int, columns: int, from_zero: bool, seed: int) -> None:
     """From ranges in which there are fewer than 2048, none, or which end before they begin."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([torch.randperm(columns, generator=generator) for _ in range(rows)]).float()
@@ -319,7 +318,7 @@ def sparse_by_the_block(q: Tensor, cache: Tensor, indices: Tensor, scale: float,
 def over_rows(q: Tensor, kv: Tensor, indices: Tensor, sm_scale: float, d_v: int) -> tuple[Tensor, None, Tensor]:
     assert kv.dim() == 3 and kv.shape[1] == indices.shape[1] == 1
     out, lse = sparse_by_the_block(q, kv, indices.squeeze(1), sm_scale, d_v)
-    return out, None, lse
+    return out, None, lse / math.log(2)  # this kernel's are of powers of two
 
 
 def over_blocks(

@@ -36,9 +36,9 @@ Request = dict[str, Any]
 Wave = list[Request]
 
 #: For all engines of a launch, and for the oracle.
-SECONDS = 210.0 if gpus() else 560.0
+SECONDS = 330.0 if gpus() else 560.0
 #: Engines of one launch that run at the same time.
-AT_ONCE = 4 if gpus() else 2
+AT_ONCE = (os.cpu_count() or 2) // 2 if gpus() else 2
 #: When the answer to a prompt that was sent at once is on its way: seconds.
 LATER = 0.05 if gpus() else 0.4
 #: SGLang derives ports from an engine's own, the furthest under data-parallel attention.
@@ -179,11 +179,14 @@ def judge(folder: Path, outcomes: list[Outcome]) -> None:
         for sent, got in zip(one.plan.waves, one.answers, strict=True):
             pairs = [[a["prompt"], b["tokens"]] for a, b in zip(sent, got, strict=True)]
             asked.setdefault(one.plan.oracle, []).extend(pairs)
-    plan = {"asked": asked, "rounded": bool(gpus())}
     env = environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH="")
-    if gpus():
-        env["OMP_NUM_THREADS"] = "4"  # where there is a GPU there are cores
-    said = _process(folder, "oracle_worker.py", plan, env)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        plans = [{"asked": {key: pairs}, "rounded": bool(gpus())} for key, pairs in asked.items()]
+        runs = [
+            pool.submit(_process, folder / f"oracle-{number}", "oracle_worker.py", plan, env)
+            for number, plan in enumerate(plans)
+        ]
+        said = {key: verdicts for run in runs for key, verdicts in run.result().items()}
     given = {key: iter(verdicts) for key, verdicts in said.items()}
     for one in outcomes:
         one.verdicts = [[next(given[one.plan.oracle]) for _ in wave] for wave in one.plan.waves]

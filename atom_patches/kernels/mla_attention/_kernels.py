@@ -23,82 +23,72 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @jit
-def _load_query(q, at, mine, L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr):
-    """The latent part of the rows at `at`, as a tuple of WIDTH columns each, and their rope part."""
-    latents = ()
-    for g in tl.static_range(L // WIDTH):
-        column = g * WIDTH + tl.arange(0, WIDTH)[None, :]
-        latents = latents + (tl.load(q + at[:, None] + column, mask=mine[:, None], other=0.0),)
-    column = L + tl.arange(0, R)[None, :]
-    return latents, tl.load(q + at[:, None] + column, mask=mine[:, None], other=0.0)
+def _load_query(q, at, mine, L: tl.constexpr, R: tl.constexpr):
+    """The latent part and the rope part of the rows at `at`."""
+    latent = tl.load(q + at[:, None] + tl.arange(0, L)[None, :], mask=mine[:, None], other=0.0)
+    return latent, tl.load(q + at[:, None] + L + tl.arange(0, R)[None, :], mask=mine[:, None], other=0.0)
 
 
 @jit
-def _nothing_yet(ROWS: tl.constexpr, L: tl.constexpr, WIDTH: tl.constexpr):
+def _load_keys(
+    latent, scales, rope, latent_at, scales_at, rope_at, inside, dtype: tl.constexpr,
+    L: tl.constexpr, R: tl.constexpr, LAYOUT: tl.constexpr,
+):  # fmt: skip
+    """The latent part and the rope part of the tokens whose parts lie at the given offsets, 0 where not inside.
+
+    What is packed is multiplied by its scale here: one product of a whole row keeps the matrix unit busier than one of
+    each group.
+    """
+    keys: tl.constexpr = latent_at.shape[0]
+    narrow = tl.load(rope + rope_at[:, None] + tl.arange(0, R)[None, :], mask=inside[:, None], other=0)
+    if LAYOUT == SCALED:
+        narrow = narrow.to(tl.float8e4nv, bitcast=True).to(tl.float32)  # straight to bfloat16 needs 9.0
+    if LAYOUT == PACKED:
+        group = tl.arange(0, L // GROUP)
+        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        wide = tl.load(latent + latent_at[:, None, None] + column[None], mask=inside[:, None, None], other=0)
+        scale = tl.load(scales + scales_at[:, None] + group[None, :], mask=inside[:, None], other=0.0)
+        wide = wide.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale[:, :, None]
+        wide = wide.to(dtype).reshape(keys, L)
+    else:
+        wide = tl.load(latent + latent_at[:, None] + tl.arange(0, L)[None, :], mask=inside[:, None], other=0)
+        if LAYOUT == SCALED:
+            wide = wide.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        wide = wide.to(dtype)
+    return wide, narrow.to(dtype)
+
+
+@jit
+def _nothing_yet(ROWS: tl.constexpr, L: tl.constexpr):
     """The running softmax before the first key: sums of exp2(score - top) * latent, of exp2(score - top), and top."""
-    state = ()
-    for _ in tl.static_range(L // WIDTH):
-        state = state + (tl.zeros((ROWS, WIDTH), tl.float32),)
+    state = tl.zeros((ROWS, L), tl.float32)
     return state, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
 
 
 @jit
-def _take_in(
-    state, total, top, q_latents, q_rope, latent, scales, rope, latent_at, scales_at, rope_at, inside, visible, factor,
-    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """One step of the running softmax, over the tokens whose parts lie at the given offsets, where inside.
-
-    A group's scale is applied to its scores and to its weights instead of to its values: those go to the matrix unit as
-    they are.
-    """
-    narrow = tl.load(rope + rope_at[:, None] + tl.arange(0, R)[None, :], mask=inside[:, None], other=0)
-    if LAYOUT == SCALED:
-        narrow = narrow.to(tl.float8e4nv, bitcast=True)
-    scores = tl.dot(q_rope, tl.trans(narrow.to(q_rope.dtype)), input_precision="ieee")
-    wides = ()
-    factors = ()
-    for g in tl.static_range(L // WIDTH):
-        column = g * WIDTH + tl.arange(0, WIDTH)[None, :]
-        wide = tl.load(latent + latent_at[:, None] + column, mask=inside[:, None], other=0)
-        if LAYOUT != PLAIN:
-            wide = wide.to(tl.float8e4nv, bitcast=True)
-        wide = wide.to(q_rope.dtype)
-        wides = wides + (wide,)
-        if LAYOUT == PACKED:
-            scale = tl.load(scales + scales_at + g, mask=inside, other=0.0)
-            factors = factors + (scale,)
-            scores += tl.dot(q_latents[g], tl.trans(wide), input_precision="ieee") * scale[None, :]
-        else:
-            scores = tl.dot(q_latents[g], tl.trans(wide), scores, input_precision="ieee")
+def _take_in(state, total, top, q_latent, q_rope, wide, narrow, visible, factor):
+    """One step of the running softmax."""
+    scores = tl.dot(q_rope, tl.trans(narrow), input_precision="ieee")
+    scores = tl.dot(q_latent, tl.trans(wide), scores, input_precision="ieee")
     scores = tl.where(visible, scores * factor, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - shift[:, None])
     fade = tl.exp2(top - shift)
     total = total * fade + tl.sum(weights, 1)
-    faded = ()
-    for g in tl.static_range(L // WIDTH):
-        part = weights
-        if LAYOUT == PACKED:
-            part = weights * factors[g][None, :]
-        faded = faded + (tl.dot(part.to(q_rope.dtype), wides[g], state[g] * fade[:, None], input_precision="ieee"),)
-    return faded, total, higher
+    state = tl.dot(weights.to(wide.dtype), wide, state * fade[:, None], input_precision="ieee")
+    return state, total, higher
 
 
 @jit
-def _store(
-    state, total, top, value_factor, out, lse, place, mine, written,
-    L: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def _store(state, total, top, value_factor, out, lse, place, mine, written, L: tl.constexpr):
     """The rows' results, where written, and their natural log-sum-exp."""
     some = total > 0.0
     log_sum = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
     tl.store(lse + place, log_sum, mask=mine)
     norm = value_factor / tl.where(some, total, 1.0)
-    for g in tl.static_range(L // WIDTH):
-        at = place[:, None] * L + (g * WIDTH + tl.arange(0, WIDTH))[None, :]
-        tl.store(out + at, (state[g] * norm[:, None]).to(out.dtype.element_ty), mask=(mine & written)[:, None])
+    at = place[:, None] * L + tl.arange(0, L)[None, :]
+    tl.store(out + at, (state * norm[:, None]).to(out.dtype.element_ty), mask=(mine & written)[:, None])
 
 
 @jit(do_not_specialize=["tokens", "sequences", "table_row"])
@@ -106,7 +96,7 @@ def dense(
     q, latent, scales, rope, cache_scale, block_table, cu_seqlens, lengths, out, lse,
     tokens, sequences, heads, scale, q_token, q_head, table_row, table_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
-    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
+    L: tl.constexpr, R: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rows are (token, head) pairs, head fastest; block b of the grid is found in the sequence whose blocks, counted
@@ -153,8 +143,8 @@ def dense(
     if LAYOUT == SCALED:
         value_factor = tl.load(cache_scale)
         factor = factor * value_factor
-    q_latents, q_rope = _load_query(q, q_at, mine, L, R, WIDTH)
-    state, total, top = _nothing_yet(ROWS, L, WIDTH)
+    q_latent, q_rope = _load_query(q, q_at, mine, L, R)
+    state, total, top = _nothing_yet(ROWS, L)
     table = block_table + sequence.to(tl.int64) * table_row
     for first in tl.range(begin, end, KEYS, num_stages=STAGES):
         position = first + tl.arange(0, KEYS)
@@ -177,14 +167,14 @@ def dense(
             latents_at = block * latent_block + place * latent_place
             factors_at = block * scales_block + place * scales_place
             ropes_at = block * rope_block + place * rope_place
+        wide, narrow = _load_keys(
+            latents, factors, ropes, latents_at, factors_at, ropes_at, inside, q_rope.dtype, L, R, LAYOUT
+        )
         visible = position[None, :] < tl.minimum(seen, end)[:, None]
-        state, total, top = _take_in(
-            state, total, top, q_latents, q_rope, latents, factors, ropes, latents_at, factors_at, ropes_at, inside,
-            visible, factor, L, R, WIDTH, LAYOUT,
-        )  # fmt: skip
+        state, total, top = _take_in(state, total, top, q_latent, q_rope, wide, narrow, visible, factor)
     place = split * rows + row
     written = (splits == 1) | (begin < end)
-    _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
+    _store(state, total, top, value_factor, out, lse, place, mine, written, L)
 
 
 @jit(do_not_specialize=["tokens"])
@@ -192,8 +182,7 @@ def sparse(
     q, latent, scales, rope, cache_scale, indices, out, lse,
     tokens, top_k, heads, scale, q_token, q_head, indices_row, indices_column,
     latent_block, latent_place, scales_block, scales_place, rope_block, rope_place,
-    L: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
-    TOP_K2: tl.constexpr,
+    L: tl.constexpr, R: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, TOP_K2: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token, a block of its heads, a part of its slots up to the last one in use."""
@@ -217,23 +206,26 @@ def sparse(
         value_factor = tl.load(cache_scale)
         factor = factor * value_factor
     q_at = token * q_token + head * q_head
-    q_latents, q_rope = _load_query(q, q_at, mine, L, R, WIDTH)
-    state, total, top = _nothing_yet(ROWS, L, WIDTH)
+    q_latent, q_rope = _load_query(q, q_at, mine, L, R)
+    state, total, top = _nothing_yet(ROWS, L)
+    number = begin + tl.arange(0, KEYS)
+    slot = tl.load(line + number * indices_column, mask=number < end, other=-1)
     for first in tl.range(begin, end, KEYS, num_stages=STAGES):
-        number = first + tl.arange(0, KEYS)
-        slot = tl.load(line + number * indices_column, mask=number < end, other=-1)
+        number = first + KEYS + tl.arange(0, KEYS)
+        following = tl.load(line + number * indices_column, mask=number < end, other=-1)
         used = slot >= 0
         slot = tl.where(used, slot, 0).to(tl.int64)
         block = slot // PAGE
-        place = slot % PAGE
-        state, total, top = _take_in(
-            state, total, top, q_latents, q_rope, latent, scales, rope,
-            block * latent_block + place * latent_place, block * scales_block + place * scales_place,
-            block * rope_block + place * rope_place, used, used[None, :], factor, L, R, WIDTH, LAYOUT,
+        at = slot % PAGE
+        wide, narrow = _load_keys(
+            latent, scales, rope, block * latent_block + at * latent_place, block * scales_block + at * scales_place,
+            block * rope_block + at * rope_place, used, q_rope.dtype, L, R, LAYOUT,
         )  # fmt: skip
+        state, total, top = _take_in(state, total, top, q_latent, q_rope, wide, narrow, used[None, :], factor)
+        slot = following
     place = (split * tokens + token) * heads + head
     written = (splits == 1) | (begin < end)
-    _store(state, total, top, value_factor, out, lse, place, mine, written, L, WIDTH)
+    _store(state, total, top, value_factor, out, lse, place, mine, written, L)
 
 
 @jit(do_not_specialize=["rows"])

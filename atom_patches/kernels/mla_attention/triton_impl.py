@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from atom_patches.kernels.launch import backend, converts_e4m3, processors
+from atom_patches.kernels.launch import converts_e4m3, has_large_shared_memory, processors
 from atom_patches.kernels.registry import YES, Verdict, no
 
 from . import _kernels
@@ -32,21 +32,27 @@ class _Config(NamedTuple):
 
 
 def _config(blocks_of: Any, heads_together: int, most_keys: int, layout: Layout, q: Tensor) -> _Config:
-    """Tiles, and as many splits as it takes to give every processor a program.
+    """Tiles, and as many splits as it takes to give every processor a program, or two that are small.
+
+    Packed keys are unpacked on their way to the matrix unit that takes 64 rows at once: that is faster with rows that
+    are padding than the other way with 16 rows.
 
     Args:
         blocks_of: how many blocks of queries there are, by rows per block.
         heads_together: rows that share their keys: more of them than a block are never needed.
         most_keys: keys of one query, at most.
     """
-    small = backend() != "cuda" or q.dtype == torch.float32
-    rows = min(32 if small else 64, max(16, triton.next_power_of_2(heads_together)))
-    keys = 16 if small else 64 if layout is Layout.PLAIN else 32
-    warps = 8 if rows == 64 else 4
-    blocks = blocks_of(rows)
-    wanted = max(1, processors(q.device) // max(1, blocks))
-    splits = int(min(MOST_SPLITS, wanted, triton.cdiv(max(1, most_keys), keys)))
-    return _Config(rows, keys, 1 << (splits.bit_length() - 1), warps, 1 if small else 2)
+    small = not has_large_shared_memory() or q.dtype == torch.float32
+    rows = max(16, triton.next_power_of_2(heads_together))
+    if small:
+        rows, keys, warps, stages = min(32, rows), 16, 4, 1
+    elif rows > 32 or layout is Layout.PACKED:
+        rows, keys, warps, stages = 64, 64, 8, 2
+    else:
+        keys, warps, stages = 32, 4, 2
+    programs = processors(q.device) * (1 if rows == 64 else 2)
+    splits = int(min(MOST_SPLITS, max(1, programs // max(1, blocks_of(rows))), triton.cdiv(max(1, most_keys), keys)))
+    return _Config(rows, keys, 1 << (splits.bit_length() - 1), warps, stages)
 
 
 def supports_mla_attention(
@@ -184,8 +190,7 @@ def _cache_arguments(
         rope = rope.view(torch.uint8) if layout is Layout.SCALED else rope
     of_scales = (scales.stride(0), scales.stride(1)) if scales is not None else (0, 0)
     strides = (latent.stride(0), latent.stride(1), *of_scales, rope.stride(0), rope.stride(1))
-    width = GROUP if layout is Layout.PACKED else latent_size
-    sizes = {"L": latent_size, "R": rope_size, "WIDTH": width, "LAYOUT": _CODE[layout], "PAGE": page}
+    sizes = {"L": latent_size, "R": rope_size, "LAYOUT": _CODE[layout], "PAGE": page}
     return (latent, scales, rope, cache_scale), sizes, strides
 
 

@@ -32,8 +32,8 @@ Schema, T queries, H heads, D values a head, B blocks of P tokens, M blocks a re
     indexer_logits_paged  query t sees its request's tokens below lengths[t] ([T] int32): logits [T, max_seqlen_k].
     topk_indices          of each row of logits [T, S] the k largest of the columns from start[t] (None: 0) up to
                           end[t], as int32 [T, k] counted from start[t], ascending, then -1. -inf and NaN are never
-                          taken; of equal values the lowest columns are (-0 equals 0). Not `stable`: any of the equal
-                          ones at the border may be, and -inf and NaN must not lie in a range.
+                          taken; of equal values the lowest columns are (-0 equals 0). Not `stable`: in any order; any
+                          of the equal ones at the border may be taken, and -inf and NaN must not lie in a range.
     local_to_paged        indices [T, any] int32, positions within the request, to slots of the paged cache, int32;
                           -1 where the index is negative (all of them where the request is), and beyond the block table.
 
@@ -301,6 +301,10 @@ def _topk_class(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stabl
     return f"k{k} rows{rows} columns{columns}"
 
 
+def _any_order(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> bool:
+    return not stable
+
+
 TOPK_INDICES = Operation(
     package=__name__,
     name="topk_indices",
@@ -309,11 +313,12 @@ TOPK_INDICES = Operation(
     fake=_fake_topk,
     shape_class=_topk_class,
     tolerance=TOLERANCE,
+    unordered=_any_order,
 )
 
 
 def topk_indices(logits: Tensor, *, end: Tensor, k: int, start: Tensor | None = None, stable: bool = True) -> Tensor:
-    """The columns of each row's k largest logits: [T, k] int32, ascending, then -1.
+    """The columns of each row's k largest logits: [T, k] int32, if `stable` ascending, then -1.
 
     Raises:
         ValueError: shapes that contradict the schema.

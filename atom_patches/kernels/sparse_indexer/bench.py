@@ -129,7 +129,7 @@ def _topk(rows: int, columns: int) -> Case:
         inputs,
         bytes=4 * rows * (columns + TOPK),
         flops=0,
-        note="The engine's kernel returns them in any order; sorting them is part of its time here.",
+        note="In any order.",
     )
 
 

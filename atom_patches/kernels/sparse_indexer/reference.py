@@ -157,13 +157,6 @@ def empty_logits(queries: int, columns: int, device: torch.device) -> Tensor:
     return torch.empty(queries, row_pitch(columns), dtype=torch.float32, device=device)[:, :columns]
 
 
-def ascending(found: Tensor) -> Tensor:
-    """What an engine selected in any order, in the order that is promised: ascending, then -1."""
-    last = torch.iinfo(torch.int32).max
-    ordered = found.masked_fill(found < 0, last).sort(dim=1).values
-    return ordered.masked_fill_(ordered == last, -1)
-
-
 def parts_of(cache: Tensor) -> tuple[Tensor, Tensor]:
     """The cache's values [B, P, D] in E4M3 and scales [B, P] in float32, as views of its memory."""
     blocks, page, row = cache.shape

@@ -2,7 +2,7 @@
 
 SGLang's kernels that write the cache skip no row, padding goes to a slot of its own there: they are not bound. FlashMLA
 plans the split over keys in its first call with a plan object; here every call has its own. A query without keys has
-+inf for its log-sum-exp there, and -inf here.
++inf for its log-sum-exp there, and -inf here; the kernel for sparse attention over bfloat16 counts it in powers of two.
 
 Written against SGLang 0.5.17.
 """
@@ -120,7 +120,8 @@ def sparse_mla_attention(
         out, lse = out.squeeze(1), lse.squeeze(2)
     else:
         rows = cache.view(-1, 1, cache.shape[2])
-        out, _, lse = flash_mla.flash_mla_sparse_fwd(wider, rows, indices.unsqueeze(1), scale, value_size)
+        out, _, in_twos = flash_mla.flash_mla_sparse_fwd(wider, rows, indices.unsqueeze(1), scale, value_size)
+        lse = in_twos * math.log(2)
     return out[:, :heads].contiguous(), _negative(lse[:, :heads])
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.sparse_indexer.deep_gemm import PAGE, SIZE, in_rows, takes_logits, takes_paged_logits
-from atom_patches.kernels.sparse_indexer.reference import ascending
 
 if ENABLE_JIT_DEEPGEMM:
     import deep_gemm
@@ -131,11 +130,6 @@ def supports_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: 
 
 
 def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Tensor:
-    return ascending(timed_topk_indices(logits, start, end, k, stable))
-
-
-def timed_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Tensor:
-    """What SGLang itself runs: the k largest in any order."""
     lengths = end if start is None else end - start
     return fast_topk_v2(logits, lengths, k, row_starts=start)
 

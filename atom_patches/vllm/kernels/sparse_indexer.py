@@ -16,7 +16,6 @@ from vllm.v1.attention.backends.mla.sparse_utils import triton_convert_req_index
 
 from atom_patches.kernels.registry import YES, Verdict, no
 from atom_patches.kernels.sparse_indexer.deep_gemm import PAGE, SIZE, in_rows, takes_logits, takes_paged_logits
-from atom_patches.kernels.sparse_indexer.reference import ascending
 
 #: What vLLM gives its selection to work in.
 WORKSPACE = 1 << 20
@@ -126,11 +125,6 @@ def supports_topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: 
 
 
 def topk_indices(logits: Tensor, start: Tensor | None, end: Tensor, k: int, stable: bool) -> Tensor:
-    return ascending(unordered(logits, start, end, k))
-
-
-def unordered(logits: Tensor, start: Tensor | None, end: Tensor, k: int) -> Tensor:
-    """What vLLM's kernels return: the k largest in any order, -1 where there are fewer."""
     rows, columns = logits.shape
     found = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     if start is None:
