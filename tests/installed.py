@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atom_patches import arming
-from atom_patches.core import Engine
+from atom_patches.core import Engine, Patch, State, discovery, gates
 
 FOUND = next((name for name in arming.ENGINES if importlib.util.find_spec(name) is not None), None)
 NAME = FOUND or arming.ENGINES[0]
@@ -18,6 +19,14 @@ ENGINE: Engine = importlib.import_module(f"atom_patches.{NAME}.engine").ENGINE
 
 needs_engine = pytest.mark.skipif(FOUND is None, reason="neither vLLM nor SGLang is installed here")
 """Mark of tests that need one of the engines."""
+
+
+@functools.cache
+def fitting() -> dict[str, Patch]:
+    """The patches that apply to the installed release, by id. On a reviewed one those are all: tests/drift says so."""
+    patches = discovery.load(ENGINE) if FOUND else []
+    return {patch.id: patch for patch in patches if gates.fits(ENGINE, patch).state is State.PENDING}
+
 
 CPU_SITE = Path(__file__).parent / "sglang" / "cpu_site"
 

@@ -51,8 +51,7 @@ def wanted() -> list[str]:
 
 def table() -> str:
     """What every family binds, and whether each recorded AITER has it, in Markdown."""
-    paths = sorted(FOLDER.glob("signatures-*.json"))
-    lanes = {path.stem.partition("-")[2]: json.loads(path.read_text(encoding="utf-8"))["signatures"] for path in paths}
+    lanes = _lanes()
     lines = [
         f"| family | AITER's function | {' | '.join(lanes)} | called as in |",
         "|---|---|---|" + "---|" * len(lanes),
@@ -62,6 +61,20 @@ def table() -> str:
             cells = [_state(function, found.get(function.target)) for found in lanes.values()]
             lines.append(f"| `{family}` | `{function.target}` | {' | '.join(cells)} | {function.call_site} |")
     return "\n".join(lines) + "\n"
+
+
+def states() -> dict[str, list[str]]:
+    """For each recorded AITER, in the order of the table, whether it has what is bound."""
+    functions = [function for bound in bound_functions().values() for function in bound]
+    return {
+        name: [_state(function, found.get(function.target)) for function in functions]
+        for name, found in _lanes().items()
+    }
+
+
+def _lanes() -> dict[str, dict[str, str]]:
+    paths = sorted(FOLDER.glob("signatures-*.json"))
+    return {path.stem.partition("-")[2]: json.loads(path.read_text(encoding="utf-8"))["signatures"] for path in paths}
 
 
 def _state(function: Function, text: str | None) -> str:

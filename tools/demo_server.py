@@ -151,13 +151,15 @@ def running(
 
 
 @contextlib.contextmanager
-def serve(model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ...], folder: Path) -> Iterator[Server]:
+def serve(
+    model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ...], folder: Path, dtype: str = "float32"
+) -> Iterator[Server]:
     """Start a vLLM server, whose log and state files go to `folder`, and end it with the block."""
     states = folder / f"{name}.states"
     states.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--model", str(model), "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", *options]
+    command += ["--model", str(model), "--served-model-name", "demo", "--dtype", dtype, "--enforce-eager", *options]
     command += ["--worker-extension-cls", "row_probe.RowProbe"]
     if pcp > 1:
         command += ["--prefill-context-parallel-size", str(pcp)]

@@ -1,13 +1,14 @@
 """Which live engines want which patches.
 
-A configuration is remembered by weak reference: it lives as long as its engine does, and so does what it asks for.
+A configuration is remembered by weak reference: it lives as long as its engine does, and so does what it asks for. One
+that takes no weak references is kept until its engine says that it has ended.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from atom_patches.core.patch import Verdict
@@ -18,11 +19,11 @@ class Demand:
 
     def __init__(self) -> None:
         # By identity: engines' configurations compare by value and are not hashable.
-        self._entries: dict[int, tuple[weakref.ref[Any], Mapping[str, Verdict]]] = {}
+        self._entries: dict[int, tuple[Callable[[], Any], Mapping[str, Verdict]]] = {}
 
     def add(self, config: Any, verdicts: Mapping[str, Verdict]) -> None:
         """Remember what `config` wants; replaces what it wanted before."""
-        self._entries[id(config)] = (weakref.ref(config), verdicts)
+        self._entries[id(config)] = (_reference(config), verdicts)
 
     def discard(self, config: Any) -> None:
         """Forget `config`."""
@@ -49,3 +50,10 @@ class Demand:
                 del self._entries[key]
             else:
                 yield verdicts
+
+
+def _reference(config: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(config)
+    except TypeError:
+        return lambda: config

@@ -92,7 +92,7 @@ def fits(engine: Engine, patch: Patch) -> Finding:
         upstream = patch.upstreamed(version)
         if upstream.ok:
             return Finding(State.UPSTREAMED, upstream.reason)
-    faults = [fault for target in reviewed.targets(patch) if (fault := _fault(engine, target)) is not None]
+    faults = [fault for target in reviewed.targets(patch) if (fault := _fault(engine, patch, target)) is not None]
     if not faults:
         note = "" if stated.ok else f"; {stated.reason}, but the source is as reviewed"
         return Finding(State.PENDING, f"the source of {engine.name} {version} is as reviewed{note}")
@@ -109,12 +109,12 @@ class _Fault(NamedTuple):
     details: tuple[str, ...] = ()
 
 
-def _fault(engine: Engine, target: Target) -> _Fault | None:
+def _fault(engine: Engine, patch: Patch, target: Target) -> _Fault | None:
     try:
         lines = drift.current_lines(target)
     except SourceError as error:
         return _Fault(f"{target} is gone: {error}")
-    known = reviewed.fingerprints(engine, target)
+    known = reviewed.fingerprints(engine, target, patch)
     current = drift.fingerprint(lines)
     if any(one.hash == current.hash for one in known.values()):
         return None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from atom_patches.core import settings
+
 NAME = "atom_patches"
 
 
 def logger() -> logging.Logger:
-    """The logger, able to print at INFO in a process where nobody set up logging for it."""
+    """The logger, able to print in a process where nobody set up logging for it.
+
+    Its level is what `ATOM_LOG_LEVEL` says; else what the application set, or INFO where it set up nothing.
+    """
     log = logging.getLogger(NAME)
     if not log.hasHandlers():
         handler = logging.StreamHandler()
@@ -17,4 +22,7 @@ def logger() -> logging.Logger:
         log.propagate = False
         if log.level == logging.NOTSET:
             log.setLevel(logging.INFO)
+    asked = settings.log_level()
+    if asked is not None:
+        log.setLevel(asked.upper())
     return log

@@ -144,15 +144,33 @@ class Overlay:
             return Verdict(True, "wanted by every configuration")
         try:
             return patch.when(config)
-        except PatchError as error:
+        except (PatchError, AttributeError, LookupError, TypeError, ValueError) as error:
+            return self._without_answer(patch, error)
+
+    def _without_answer(self, patch: Patch, error: Exception) -> Verdict:
+        """What follows from a condition that raised: it refuses the configuration, or it cannot be decided.
+
+        Raises:
+            PatchError: the release is one that the patch was written for.
+        """
+        finding = gates.fits(self.engine, patch)
+        if finding.state is State.UPSTREAMED:
+            return Verdict(False, finding.reason)
+        if isinstance(error, PatchError):
+            if finding.state is State.UNSUPPORTED:
+                # Which options the patch would serve does not matter where it serves none.
+                return Verdict(True, "the configuration asks for it")
             raise self._teller.stopped([error]) from error
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = f"its condition cannot be decided: {type(error).__name__}: {error}"
-            # An engine that the patch was not written for may lack what the condition asks about.
-            reviewed = gates.reviewed_version(patch, gates.engine_version(self.engine)).ok
-            if reviewed and patch.kind == "correctness":
-                raise self._teller.stopped([Problem.of(patch, State.FAILED, reason)]) from error
-            return Verdict(False, reason)
+        reason = f"its condition cannot be decided: {type(error).__name__}: {error}"
+        version = gates.engine_version(self.engine)
+        if gates.reviewed_version(patch, version).ok and patch.kind == "correctness":
+            raise self._teller.stopped([Problem.of(patch, State.FAILED, reason)]) from error
+        # An engine that the patch was not written for may lack what the condition asks about.
+        self._teller.warn(
+            f"{patch.feature} is not applied, and whether this configuration asks for it is not known: it was not "
+            f"written for {self.engine.name} {version} ({type(error).__name__}: {error})"
+        )
+        return Verdict(False, reason)
 
     def _settle(self, verdicts: Verdicts) -> None:
         if any(member.applied and not verdicts[name].ok for name, member in self.members.items() if name in verdicts):
@@ -160,6 +178,7 @@ class Overlay:
         self._mark_wanted()
         self._explain_unwanted(verdicts)
         self._refuse({group: self._problems(group, verdicts) for group in self._features()})
+        self._tell_unserved(verdicts)
         before = self._applied()
         for group in self._features():
             self._applier.take_back([member for member in group.members if not member.wanted])
@@ -178,6 +197,16 @@ class Overlay:
             if not verdict.ok and not member.wanted:
                 off = gates.switched_off(member.patch) is not None
                 member.set(State.OFF if off else State.INACTIVE, verdict.reason)
+
+    def _tell_unserved(self, verdicts: Verdicts) -> None:
+        """Say what was asked for and is left to the engine, where the engine is started."""
+        if multiprocessing.parent_process() is not None:
+            return
+        for group in self._features():
+            asked = [verdicts[member.patch.id] for member in group.members]
+            reasons = sorted({verdict.reason for verdict in asked if verdict.asked and not verdict.ok})
+            if reasons:
+                self._teller.held_back(group, [Problem(group.name, "; ".join(reasons), kind="asked for")])
 
     def _problems(self, group: Group, verdicts: Verdicts) -> list[Problem]:
         problems = [problem for member in group.wanted if (problem := self._misfit(member)) is not None]
@@ -204,7 +233,7 @@ class Overlay:
 
     def _refuse(self, problems: Mapping[Group, Sequence[Problem]]) -> None:
         """Stop the launch for what is needed; hold the rest back with a warning."""
-        fatal = [problem for group, found in problems.items() if group.fatal for problem in found]
+        fatal = [told for group, found in problems.items() if group.fatal for told in self._teller.told(group, found)]
         bearable = [group for group, found in problems.items() if found and not group.fatal]
         for group in bearable:
             self._applier.take_back(group.members)
@@ -243,10 +272,14 @@ class Overlay:
         return {name for name, member in self.members.items() if member.applied}
 
     def _graph_changes(self) -> dict[str, str]:
-        """The graph-changing patches that are on in this process, or will be, with the version of their code."""
+        """The graph-changing patches that are on in this process, or will be: code's version and settings of each."""
         on = [name for name, member in sorted(self.members.items()) if member.wanted and member.patch.changes_graph]
         needed = [name for name in on if self.members[name].state is not State.UPSTREAMED]
-        return {name: discovery.code_version() for name in needed}
+        return {name: _graph_version(self.members[name].patch) for name in needed}
+
+
+def _graph_version(patch: Patch) -> str:
+    return " ".join([discovery.code_version(), *(f"{name}={settings.value(name)}" for name in patch.graph_settings)])
 
 
 def _grouped(members: Iterable[Member]) -> list[Group]:

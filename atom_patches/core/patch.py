@@ -44,10 +44,15 @@ class State(str, enum.Enum):
 
 
 class Verdict(NamedTuple):
-    """An answer and the reason for it."""
+    """An answer and the reason for it.
+
+    Attributes:
+        asked: with `ok` false: somebody asked for it, and the engine goes on without; so it says why, once.
+    """
 
     ok: bool
     reason: str
+    asked: bool = False
 
 
 class Target(NamedTuple):
@@ -90,6 +95,7 @@ class Patch:
         upstream: the upstream change that makes the patch unnecessary, or why there is none.
         upstreamed: given the engine's version, says whether the engine already behaves this way.
         changes_graph: compiled graphs differ with the patch, so it enters the engine's compile-cache key.
+        graph_settings: variables of this package by whose values they differ, too.
         order: position among patches of one target or one group, smallest first (innermost); ties by id.
     """
 
@@ -103,6 +109,7 @@ class Patch:
     upstream: str = ""
     upstreamed: Callable[[str], Verdict] | None = None
     changes_graph: bool = False
+    graph_settings: tuple[str, ...] = ()
     order: int = 0
     builder: Builder | None = field(default=None, init=False, repr=False)
 

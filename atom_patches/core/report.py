@@ -99,7 +99,7 @@ def publish(
     if _own is None:
         atexit.register(withdraw)
     roles = _own.roles if _own is not None and _own.pid == os.getpid() else ()
-    _own = ProcessReport(
+    mine = ProcessReport(
         pid=os.getpid(),
         started=start_time(os.getpid()) or "",
         roles=roles if role in roles else (*roles, role),
@@ -110,8 +110,9 @@ def publish(
         notes=tuple(notes),
         kernels=tuple(_kernels),
     )
-    path = directory() / f"{_own.pid}.json"
-    _write(path, {"format": FORMAT} | asdict(_own))
+    path = directory() / f"{mine.pid}.json"
+    _write(path, {"format": FORMAT} | asdict(mine))
+    _own = mine  # not before: what could not be written once is not tried again in the middle of a step
     return path
 
 

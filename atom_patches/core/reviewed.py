@@ -17,16 +17,23 @@ from atom_patches.core.engine import Engine
 from atom_patches.core.patch import Patch, PatchError, Target
 
 
-def fingerprints(engine: Engine, target: Target) -> dict[str, Fingerprint]:
+def fingerprints(engine: Engine, target: Target, patch: Patch | None = None) -> dict[str, Fingerprint]:
     """Every reviewed fingerprint of `target`, by the engine version that it was reviewed in.
+
+    Args:
+        engine: the engine.
+        target: what was reviewed.
+        patch: whose review counts. A version whose file lacks one of the patch's targets was not reviewed for it, even
+            if `target` was, for another patch that assumes something else about it.
 
     Raises:
         PatchError: a file of fingerprints cannot be read.
     """
     known: dict[str, Fingerprint] = {}
     for file in sorted(shipped_folder(engine).glob("*.json")):
-        entry = _read(file).get(str(target))
-        if entry is not None:
+        content = _read(file)
+        entry = content.get(str(target))
+        if entry is not None and (patch is None or all(str(one) in content for one in targets(patch))):
             known[file.stem] = _fingerprint(entry, file)
     accepted = settings.accepted_file()
     for version, entry in _part(_part(_read(accepted), engine.name, accepted), str(target), accepted).items():
@@ -48,11 +55,12 @@ def accept(engine: Engine, patches: Iterable[Patch], version: str) -> list[Targe
     content = _read(file)
     accepted = dict(_part(content, engine.name, file))
     new: list[Target] = []
-    for target in _targets(patches):
-        current = drift.fingerprint(drift.current_lines(target))
-        if not is_known(engine, target, current):
-            accepted[str(target)] = {**_part(accepted, str(target), file), version: _entry(current)}
-            new.append(target)
+    for patch in patches:
+        for target in targets(patch):
+            current = drift.fingerprint(drift.current_lines(target))
+            if target not in new and not is_known(engine, target, current, patch):
+                accepted[str(target)] = {**_part(accepted, str(target), file), version: _entry(current)}
+                new.append(target)
     if new:
         _write(file, {**content, engine.name: accepted})
     return new
@@ -82,9 +90,9 @@ def ship(engine: Engine, patches: Iterable[Patch], version: str, *, complete: bo
     return file
 
 
-def is_known(engine: Engine, target: Target, current: Fingerprint) -> bool:
-    """Whether this source of `target` was reviewed, in whatever version of the engine."""
-    return any(known.hash == current.hash for known in fingerprints(engine, target).values())
+def is_known(engine: Engine, target: Target, current: Fingerprint, patch: Patch | None = None) -> bool:
+    """Whether this source of `target` was reviewed (for `patch`), in whatever version of the engine."""
+    return any(known.hash == current.hash for known in fingerprints(engine, target, patch).values())
 
 
 def shipped_folder(engine: Engine) -> Path:

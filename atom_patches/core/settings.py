@@ -1,8 +1,8 @@
 """Every environment variable of atom_patches, in one table.
 
 The table is the only place that knows a variable's name, default and allowed values: the accessors below, the
-command line, the unknown-name check and the README's table all read it. Values are read from `os.environ` at
-call time, never cached, so that a test or a notebook may change them between two engines.
+command line, the unknown-name check and the table in docs/environment.md all read it. Values are read from
+`os.environ` at call time, never cached, so that a test or a notebook may change them between two engines.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ FAMILY = "<FAMILY>"
 
 KERNEL_PROVIDERS = ("aiter", "triton", "torch", "engine")
 
-MODEL_FAMILIES = ("qwen3_5", "qwen3_next")
+MODEL_FAMILIES = ("deepseek_v3", "deepseek_v32", "llama", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_next")
 """Families that have an ATOM decoder."""
+
+FUSIONS = ("experts", "qk_rope")
+"""What ATOM decoders run as one kernel, unless they are told not to."""
 
 
 class SettingsError(ValueError):
@@ -83,6 +86,14 @@ TABLE: tuple[Setting, ...] = (
         "The file in which `accept` records the upstream sources that the user has reviewed.",
     ),
     Setting(
+        "ATOM_LOG_LEVEL",
+        "choice",
+        "info",
+        ("debug", "info", "warning", "error"),
+        "What the overlay logs. `info`: one line when a process is handed a configuration, with what is on, what is "
+        "off and why, and warnings; `debug`: also who serves each kernel.",
+    ),
+    Setting(
         "ATOM_PCP_ATTENTION",
         "choice",
         "auto",
@@ -138,8 +149,17 @@ TABLE: tuple[Setting, ...] = (
         "list",
         "0",
         ("0", "1", *MODEL_FAMILIES),
-        "Families whose ATOM decoders run in SGLang instead of its own, separated by commas; `1`: every family that "
-        "has one; `0`: none.",
+        "Families whose ATOM decoders run instead of the engine's own, separated by commas; `1`: every family that has "
+        "one; `0`: none. What a decoder does not serve is left to the engine's own, and a line in the log says why.",
+    ),
+    Setting(
+        "ATOM_FUSIONS",
+        "list",
+        "1",
+        ("0", "1", *FUSIONS),
+        "What ATOM decoders run as one kernel, separated by commas. `experts`: the chosen experts and the shared one, "
+        "where the engine would run its own Triton kernels; `qk_rope`, in vLLM: norms of queries and keys, and rotary "
+        "positions; `1`: everything; `0`: nothing.",
     ),
     Setting(
         "ATOM_SPARSE_MLA",
@@ -215,6 +235,12 @@ def strict() -> bool:
     return _choice(_BY_NAME["ATOM_PATCHES_STRICT"]) == "1"
 
 
+def log_level() -> str | None:
+    """The level of the overlay's log, if the environment says one: `debug`, `info`, `warning` or `error`."""
+    setting = _BY_NAME["ATOM_LOG_LEVEL"]
+    return _choice(setting) if os.environ.get(setting.name) else None
+
+
 def pcp_attention() -> str:
     """Which rows a rank answers in full attention of a split prefill: `auto`, `contiguous` or `zigzag`."""
     return _choice(_BY_NAME["ATOM_PCP_ATTENTION"])
@@ -249,6 +275,12 @@ def model_families() -> frozenset[str]:
     return frozenset(asked) - {"0"}
 
 
+def fusions() -> frozenset[str]:
+    """What ATOM decoders are to run as one kernel."""
+    asked = _items(_choice(_BY_NAME["ATOM_FUSIONS"]))
+    return frozenset(FUSIONS) if "1" in asked else frozenset(asked) - {"0"}
+
+
 def sparse_mla() -> str:
     """Whether SGLang's sparse latent attention runs on this package's kernels: `auto`, `0` or `1`."""
     return _choice(_BY_NAME["ATOM_SPARSE_MLA"])
@@ -277,6 +309,11 @@ def kernel_families() -> tuple[str, ...]:
     """The packages below `atom_patches/kernels`, which are not imported."""
     kernels = Path(__file__).parents[1] / "kernels"
     return tuple(sorted(folder.parent.name for folder in kernels.glob("*/__init__.py")))
+
+
+def value(name: str) -> str:
+    """What holds for a declared variable: what the environment says, or its default."""
+    return _choice(_BY_NAME[name])
 
 
 def state_dir() -> Path | None:

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
-from atom_patches.core.patch import Target
+from atom_patches.core.patch import Target, Verdict
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.AugAssign
 
@@ -52,6 +52,25 @@ def find(target: Target) -> list[Found]:
         SourceError: there is none, or a file cannot be read or parsed.
     """
     return _Search().in_module(target.module, target.qualname.split("."))
+
+
+def defined(text: str) -> Verdict:
+    """Whether the installed files define the target `text`: what a patch asks that may have become unnecessary."""
+    try:
+        find(Target.parse(text))
+    except SourceError as error:
+        return Verdict(False, str(error))
+    return Verdict(True, f"the engine has {text}")
+
+
+def mentions(text: str, words: str) -> Verdict:
+    """Whether the installed source of the target `text` has `words` in it, comments and line breaks left aside."""
+    try:
+        found = find(Target.parse(text))
+    except SourceError as error:
+        return Verdict(False, str(error))
+    ok = any(words in ast.unparse(one.node) for one in found)
+    return Verdict(ok, f"{text} {'has' if ok else 'lacks'} {words}")
 
 
 def module_file(name: str) -> Path:

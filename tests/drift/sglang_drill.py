@@ -37,6 +37,12 @@ args = ServerArgs(
 args.check_server_args()
 print("STATE " + next(report.state for report in REGISTRY.status("sglang") if report.id == sys.argv[2]))
 """
+UNSUPPORTED = "sglang.models"
+EXPERTS = MODEL
+# Later releases settle the arguments before they are checked.
+ASK_FOR_UNSUPPORTED = (
+    CONFIGURE.replace("args.check", "getattr(args, 'resolve_once', lambda: None)()\nargs.check") + 'print("CONFIGURED")'
+)
 OPTIMISATION = """
 import dataclasses
 import atom_patches

@@ -9,55 +9,36 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from atom_patches.core import Target, reviewed, source
 from tests import installed
+from tests.drift.changed import EDIT, engine_with_changed
 
 if installed.NAME == "sglang":
-    from tests.drift.sglang_drill import CONFIGURE, ENVIRONMENT, MODEL, OPTIMISATION, PATCH, SERVER
+    from tests.drift import sglang_drill as drill
 else:
-    from tests.drift.vllm_drill import CONFIGURE, ENVIRONMENT, MODEL, OPTIMISATION, PATCH, SERVER
+    from tests.drift import vllm_drill as drill
 
-pytestmark = installed.needs_engine
-
-EDIT = "drift_drill = 1"
+PATCH = drill.PATCH
+pytestmark = [
+    installed.needs_engine,
+    pytest.mark.skipif(PATCH.id not in installed.fitting(), reason=f"{PATCH.id} does not fit the installed release"),
+]
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to put on the path: the engine with one line more in the function that `PATCH` replaces."""
-    root = tmp_path_factory.mktemp("changed")
-    target = Target.parse(PATCH.target)
-    (found,) = source.find(target)
-    original = Path(found.module.file)
-    folder = reviewed.discovery.package_folder(installed.ENGINE.package)
-    link_around(folder, root / installed.NAME, original.relative_to(folder).parts)
-    lines = list(found.module.lines)
-    lines.insert(found.node.end_lineno or 0, " " * (found.node.col_offset + 4) + EDIT + "\n")
-    (root / installed.NAME / original.relative_to(folder)).write_text("".join(lines))
-    return root
-
-
-def link_around(folder: Path, copy: Path, path: Sequence[str]) -> None:
-    """Links to everything but the file at `path`, whose folders become real ones."""
-    copy.mkdir()
-    for entry in folder.iterdir():
-        if entry.name == path[0]:
-            if len(path) > 1:
-                link_around(entry, copy / entry.name, path[1:])
-        elif entry.name != "__pycache__":
-            (copy / entry.name).symlink_to(entry)
+    return engine_with_changed([PATCH.site], tmp_path_factory.mktemp("changed"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration without weights: enough to build an engine's configuration from."""
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(drill.MODEL))
     return folder
 
 
@@ -73,7 +54,7 @@ class Launcher:
             "PYTHONPATH": os.pathsep.join(path),
             "ATOM_PATCHES_ACCEPTED": str(folder / "accepted.json"),
             "ATOM_PATCHES_STATE_DIR": str(state),
-            **ENVIRONMENT,
+            **drill.ENVIRONMENT,
         }
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,7 +69,7 @@ def launcher(changed: Path, tmp_path: Path) -> Launcher:
 
 
 def test_correctness_patch_stops_the_launch_until_the_change_is_accepted(launcher: Launcher, model: Path) -> None:
-    stopped = launcher.run("-c", CONFIGURE, str(model), PATCH.id)
+    stopped = launcher.run("-c", drill.CONFIGURE, str(model), PATCH.id)
     assert stopped.returncode == 1
     assert f"{PATCH.id} (correctness, drifted): {PATCH.target} changed (" in stopped.stderr
     assert EDIT in stopped.stderr and f"accept {PATCH.id}" in stopped.stderr
@@ -103,14 +84,14 @@ def test_correctness_patch_stops_the_launch_until_the_change_is_accepted(launche
         accepted = launcher.run("-m", "atom_patches", "accept", name)
         assert accepted.returncode == 0, accepted.stdout + accepted.stderr
 
-    launched = launcher.run("-c", CONFIGURE, str(model), PATCH.id)
+    launched = launcher.run("-c", drill.CONFIGURE, str(model), PATCH.id)
     assert launched.returncode == 0, launched.stderr[-3000:]
     assert "STATE applied" in launched.stdout or "STATE pending" in launched.stdout
 
 
 def test_server_stops_in_the_parent_with_one_message(launcher: Launcher, model: Path) -> None:
     plugins = {f"{installed.NAME.upper()}_PLUGINS": "atom"}
-    stopped = launcher.run(*[part.format(model=model) for part in SERVER], **plugins)
+    stopped = launcher.run(*[part.format(model=model) for part in drill.SERVER], **plugins)
     assert stopped.returncode == 1
     text = stopped.stdout + stopped.stderr
     assert text.count(f"atom_patches stops the launch of {installed.NAME}") == 1
@@ -119,10 +100,11 @@ def test_server_stops_in_the_parent_with_one_message(launcher: Launcher, model: 
     assert "Traceback" not in text and not started, text[-3000:]
 
 
+@pytest.mark.skipif(PATCH.target not in drill.OPTIMISATION, reason="the changed function is another one here")
 def test_optimisation_is_stock_with_one_warning(launcher: Launcher) -> None:
-    result = launcher.run("-c", OPTIMISATION)
+    result = launcher.run("-c", drill.OPTIMISATION)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "STATE drifted True" in result.stdout
     assert result.stderr.count("test.faster is not applied") == 1
-    strict = launcher.run("-c", OPTIMISATION, ATOM_PATCHES_STRICT="1")
+    strict = launcher.run("-c", drill.OPTIMISATION, ATOM_PATCHES_STRICT="1")
     assert strict.returncode == 1 and "ATOM_PATCHES_STRICT=1" in strict.stderr and "Traceback" not in strict.stderr

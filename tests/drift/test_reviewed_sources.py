@@ -1,4 +1,7 @@
-"""Every target, and everything that a patch relies on, is the source that was reviewed, in the installed engine."""
+"""Every target, and everything that a patch relies on, is the source that was reviewed, in the installed engine.
+
+Where the installed release is one that not every patch fits, each stands where docs/compatibility.md says.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lanes
+import matrix
 import pytest
 
 from atom_patches.core import State, Target, discovery, drift, gates, reviewed
@@ -17,15 +22,28 @@ from tests.installed import ENGINE
 pytestmark = installed.needs_engine
 
 PATCHES = {patch.id: patch for patch in discovery.load(ENGINE)}
-TARGETS = sorted({str(target) for patch in PATCHES.values() for target in reviewed.targets(patch)})
+VERSION = gates.engine_version(ENGINE).partition("+")[0]
+LANE = next((lane for lane in lanes.LANES if (lane.engine, lane.version) == (ENGINE.name, VERSION)), None)
+REVIEWED = LANE is None or LANE.reviewed
+# On a release that not every patch fits, hooks apply whatever they find; the other patches that fit are held to it.
+HELD = [
+    patch for patch in PATCHES.values() if REVIEWED or (patch.id in installed.fitting() and patch.kind != "bootstrap")
+]
+TARGETS = sorted({str(target) for patch in HELD for target in reviewed.targets(patch)})
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_patch_fits(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_patch_stands_where_it_should(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ATOM_PATCHES_ACCEPTED", str(tmp_path / "none.json"))
     finding = gates.fits(ENGINE, PATCHES[name])
-    assert finding.state is State.PENDING, finding
-    assert "not in" not in finding.reason
+    if REVIEWED:
+        assert finding.state is State.PENDING, finding
+        assert "not in" not in finding.reason
+    else:
+        assert LANE is not None
+        told = matrix.cell(LANE, PATCHES[name], matrix.recorded(LANE)).state
+        expected = {State.PENDING: "applies", State.UPSTREAMED: "upstreamed"}.get(finding.state)
+        assert told == expected if expected else told in ("moved", "unsupported"), (told, finding)
 
 
 @pytest.mark.parametrize("text", TARGETS)
@@ -40,8 +58,9 @@ def test_source_is_the_shipped_one(text: str, monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_nothing_is_shipped_that_no_patch_needs() -> None:
+    needed = {str(target) for patch in PATCHES.values() for target in reviewed.targets(patch)}
     for file in reviewed.shipped_folder(ENGINE).glob("*.json"):
-        assert set(json.loads(file.read_text())) <= set(TARGETS), file
+        assert set(json.loads(file.read_text())) <= needed, file
 
 
 LIVE = """
@@ -71,9 +90,11 @@ print("RESULT " + json.dumps(faults))
 
 
 def importable(text: str) -> bool:
-    """Whether a target's module can be imported here; its source is compared all the same."""
+    """Whether a target's module can be imported here and leads to its source, which is compared all the same."""
     if text.startswith("vllm.v1.executor.ray_executor_v2:"):
         return importlib.util.find_spec("ray") is not None
+    if text == "vllm.v1.engine.core:DPEngineCoreProc.run_busy_loop":
+        return REVIEWED  # later releases decorate it, and the decorator does not say what it wraps
     if text.startswith("sglang.srt.compilation.backend:"):
         import torch
 

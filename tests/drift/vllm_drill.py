@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from atom_patches.vllm.cpu import check_and_update_config
 from atom_patches.vllm.pcp import total_cp_world_size
+from tests import installed
 
-PATCH = total_cp_world_size.PATCH
 ENVIRONMENT: dict[str, str] = {}
-MODEL = {
+DENSE = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 32,
@@ -18,19 +19,51 @@ MODEL = {
     "vocab_size": 64,
     "max_position_embeddings": 128,
 }
+HYBRID = DENSE | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+# On the releases that prefill context parallelism does not serve, what hybrids need on the CPU.
+if total_cp_world_size.PATCH.id in installed.fitting():
+    PATCH, MODEL, RANKS = total_cp_world_size.PATCH, DENSE, 2
+else:
+    PATCH, MODEL, RANKS = check_and_update_config.PATCH, HYBRID, 1
 SERVER = (
     *("-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--enforce-eager", "--port", "0"),
-    *("--max-model-len", "64", "--skip-tokenizer-init", "--prefill-context-parallel-size", "2"),
+    *("--max-model-len", "64", "--skip-tokenizer-init", "--prefill-context-parallel-size", str(RANKS)),
 )
-CONFIGURE = """
+CONFIGURE = f"""
 import sys
 import atom_patches
 from atom_patches.core.registry import REGISTRY
 from vllm.engine.arg_utils import EngineArgs
 EngineArgs(
-    model=sys.argv[1], enforce_eager=True, max_model_len=64, skip_tokenizer_init=True, prefill_context_parallel_size=2
+    model=sys.argv[1], enforce_eager=True, max_model_len=64, skip_tokenizer_init=True,
+    prefill_context_parallel_size={RANKS},
 ).create_engine_config()
 print("STATE " + next(report.state for report in REGISTRY.status("vllm") if report.id == sys.argv[2]))
+"""
+UNSUPPORTED = "vllm.cpu_ep"
+EXPERTS = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+}
+ASK_FOR_UNSUPPORTED = """
+import sys
+import atom_patches
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(
+    model=sys.argv[1], enforce_eager=True, max_model_len=64, skip_tokenizer_init=True, tensor_parallel_size=2,
+    enable_expert_parallel=True,
+).create_engine_config()
+print("CONFIGURED")
 """
 OPTIMISATION = """
 import atom_patches

@@ -1,4 +1,4 @@
-"""One process, one import of an engine, every declared patch: run by `test_orderings.py`, prints JSON.
+"""One process, one import of an engine, every patch that fits it: run by `test_orderings.py`, prints JSON.
 
     python scenarios.py ENGINE NAME
 
@@ -30,9 +30,9 @@ class Config:
 
 
 def declared(force: bool = True) -> list[Any]:
-    """The patches of the engine, wanted by every configuration if `force`."""
+    """The patches that fit the engine, wanted by every configuration if `force`."""
     from atom_patches import arming
-    from atom_patches.core import Patch, Verdict, discovery
+    from atom_patches.core import Patch, State, Verdict, discovery, gates
 
     if force:
         arming.disarm()  # importing the package arms it; these scenarios have a registry of their own
@@ -45,7 +45,8 @@ def declared(force: bool = True) -> list[Any]:
         copy.builder = patch.builder
         return copy
 
-    patches = discovery.load(descriptor())
+    found = discovery.load(descriptor())
+    patches = [patch for patch in found if gates.fits(descriptor(), patch).state is State.PENDING]
     return [forced(patch) for patch in patches] if force else patches
 
 
@@ -60,6 +61,7 @@ FACTS = (
     "upstream",
     "upstreamed",
     "changes_graph",
+    "graph_settings",
     "order",
 )
 

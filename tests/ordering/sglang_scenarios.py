@@ -76,7 +76,7 @@ def instances() -> scenarios.Results:
     import atom_patches  # noqa: F401
     from atom_patches.core.registry import REGISTRY
 
-    os.environ["ATOM_MODELS"] = "1"
+    os.environ["ATOM_MODELS"] = "qwen3_next"
     patches = scenarios.declared(force=False)
     scenarios.import_targets(patches)
     stock = {patch.id: scenarios.raw(patch) for patch in patches if patch.kind != "bootstrap"}
@@ -89,8 +89,9 @@ def instances() -> scenarios.Results:
     del first
     second = checked(HYBRID)
     on = {name for name, state in scenarios.states(REGISTRY).items() if state == "applied" and name in stock}
+    changed = {patch.target for name, patch in chosen if name in on}  # two patches may have one target
     for name, patch in chosen:
-        results[name]["on if applied"] = (scenarios.raw(patch) is not stock[name]) == (name in on)
+        results[name]["on if applied"] = (scenarios.raw(patch) is not stock[name]) == (patch.target in changed)
     results[""] = {"patches on": bool(on)}
     del second
     third = checked(DENSE)

@@ -27,6 +27,8 @@ def by_plugin() -> scenarios.Results:
 
     code = EngineArgs.create_engine_config.__code__
     results["vllm.bootstrap.engine_args"] = {"ours": scenarios.from_this_package(code)}
+    code = EngineArgs.create_model_config.__code__
+    results["vllm.bootstrap.model_config"] = {"ours": scenarios.from_this_package(code)}
     return results
 
 

@@ -52,6 +52,20 @@ def test_accepting_what_is_shipped_adds_nothing(toy: Any, tmp_path: Path) -> Non
     assert not (tmp_path / "accepted.json").exists()
 
 
+def test_a_source_that_was_reviewed_for_another_patch_does_not_count(toy: Any) -> None:
+    """A version was reviewed for a patch if all of the patch's targets were, in that version."""
+    both = toy.patch("toy.a", "core:plain", relies_on=("core:helper",))
+    one = toy.patch("toy.b", "core:plain")
+    toy.review(both)
+    edit(toy)
+    reviewed.ship(toy.engine, [one], "1.1.0")
+    assert gates.fits(toy.engine, one).state is State.PENDING
+    assert gates.fits(toy.engine, both).state is not State.PENDING
+    assert reviewed.accept(toy.engine, [one], "1.1.0") == []
+    assert reviewed.accept(toy.engine, [both], "1.1.0") == [both.site]
+    assert gates.fits(toy.engine, both).state is State.PENDING
+
+
 def test_accepting_another_version_keeps_the_first(toy: Any, tmp_path: Path) -> None:
     patch = toy.patch("toy.a", "core:plain")
     reviewed.accept(toy.engine, [patch], "1.0.0")

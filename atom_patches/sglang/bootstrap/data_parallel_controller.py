@@ -14,7 +14,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="sglang.bootstrap.data_parallel_controller",
     target="sglang.srt.managers.data_parallel_controller:DataParallelController.__init__",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports="sglang>=0.5.15,<0.5.24",
     kind="bootstrap",
     upstream="none: SGLang's plugins are not told the configuration",
 )

@@ -14,7 +14,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="sglang.bootstrap.detokenizer",
     target="sglang.srt.managers.detokenizer_manager:DetokenizerManager.__init__",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports="sglang>=0.5.15,<0.5.24",
     kind="bootstrap",
     upstream="none: SGLang's plugins are not told the configuration",
 )

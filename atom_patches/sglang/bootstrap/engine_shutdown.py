@@ -15,7 +15,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="sglang.bootstrap.engine_shutdown",
     target="sglang.srt.entrypoints.engine:Engine.shutdown",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports="sglang>=0.5.15,<0.5.24",
     kind="bootstrap",
     relies_on=("sglang.srt.runtime_context:publish",),
     upstream="none: the context is meant to outlive engines",

@@ -15,7 +15,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="sglang.bootstrap.model_loaded",
     target="sglang.srt.model_executor.model_runner:ModelRunner.load_model",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports="sglang>=0.5.15,<0.5.24",
     kind="bootstrap",
     relies_on=("sglang.srt.models.registry:import_model_classes",),
     upstream="none: the registry of models is meant to survive models that cannot be imported",

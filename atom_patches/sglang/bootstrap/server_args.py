@@ -15,7 +15,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="sglang.bootstrap.server_args",
     target="sglang.srt.server_args:ServerArgs.check_server_args",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports="sglang>=0.5.15,<0.5.24",
     kind="bootstrap",
     relies_on=(
         "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",

@@ -7,10 +7,13 @@ exists.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import PatchError, Verdict, settings
+from atom_patches.core.conditions import refusals
+from atom_patches.sglang.adapters.server_args import attention_backends, model_config
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
@@ -41,11 +44,11 @@ def sparse_mla_asked(config: ServerArgs) -> Verdict:
     asked = settings.sparse_mla()
     if asked == "0":
         return Verdict(False, f"{OPTION} is 0")
-    hf_config = config.get_model_config().hf_config
+    hf_config = model_config(config).hf_config
     architecture = str(hf_config.architectures[0])
     if architecture not in ARCHITECTURES or getattr(hf_config, "index_topk", None) is None:
         return Verdict(False, f"{architecture} has no sparse latent attention that is served here")
-    if not NAMES & set(config.get_attention_backends()):
+    if not NAMES & attention_backends(config):
         return Verdict(False, f"the attention backend is {config.attention_backend}, not dsa")
     found = Verdict(True, f"{OPTION} is 1") if asked == "1" else without_own_kernels(config)
     if found.ok:
@@ -77,7 +80,9 @@ def without_own_kernels(config: ServerArgs) -> Verdict:
 
 
 def _refuse(config: ServerArgs, hf_config: Any) -> None:
-    found = [*_layout(config, hf_config), *_speculation(config), *_features(config), *_model(hf_config)]
+    found = refusals(
+        itertools.chain(_layout(config, hf_config), _speculation(config), _features(config), _model(hf_config))
+    )
     if found:
         reasons = "\n".join(f"  - {reason}" for reason in found)
         raise PatchError(

@@ -1,1 +1,1 @@
-"""Where vLLM takes its configuration in each kind of process. These hooks hand it over and change nothing."""
+"""Where vLLM takes its configuration in each kind of process: hooks hand it over or refuse it, and change nothing."""

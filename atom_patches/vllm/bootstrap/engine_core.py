@@ -14,7 +14,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="vllm.bootstrap.engine_core",
     target="vllm.v1.engine.core:EngineCore.__init__",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.34",
     kind="bootstrap",
     upstream="none: vLLM's plugins are not told the configuration",
 )

@@ -15,7 +15,7 @@ from atom_patches.core import Patch
 PATCH = Patch(
     id="vllm.bootstrap.engine_core_shutdown",
     target="vllm.v1.engine.core:EngineCore.shutdown",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.34",
     kind="bootstrap",
     relies_on=("vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor",),
     upstream="none: the finaliser is bound to the executor that it watches",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atom_patches.core import PatchError, Verdict
+from atom_patches.core import PatchError, Verdict, source
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,6 +24,28 @@ def gated_delta_net(config: VllmConfig) -> Verdict:
             "platform: the CPU operations keep one state per request. Start without --speculative-config."
         )
     return verdict
+
+
+def upstream_runs_it(_version: str) -> Verdict:
+    """vLLM brings CPU kernels for GatedDeltaNet, which its layers then call instead of the operations patched here."""
+    return source.defined("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:register_cpu_gdn_attention_ops")
+
+
+def upstream_copies_states(_version: str) -> Verdict:
+    """vLLM copies recurrent states between blocks on the CPU by itself."""
+    return source.defined("vllm.utils.cpu_triton_utils:_batch_memcpy_impl")
+
+
+def upstream_knows_prompts(_version: str) -> Verdict:
+    """GatedDeltaNet's metadata tells a prompt of one token from a decode."""
+    return source.mentions(
+        "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build", "treat_short_extends_as_decodes=False"
+    )
+
+
+def upstream_sets_block_size_once(_version: str) -> Verdict:
+    """The CPU platform chooses the default block size where it aligns blocks, which happens once."""
+    return source.mentions("vllm.platforms.cpu:CpuPlatform.update_block_size_for_backend", "user_specified_block_size")
 
 
 def data_parallel_moe(config: VllmConfig) -> Verdict:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_copies_states
 
 PATCH = Patch(
     id="vllm.cpu.batch_memcpy",
@@ -20,11 +20,12 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_copies_states,
     relies_on=(
         "vllm.v1.worker.mamba_utils:collect_mamba_copy_meta",
         "vllm.v1.worker.mamba_utils:do_mamba_copy_block",
     ),
-    upstream="later releases ship CPU kernels for GatedDeltaNet; none in this range",
+    upstream="vllm-project/vllm#41025",
 )
 
 

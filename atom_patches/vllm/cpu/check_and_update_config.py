@@ -13,20 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_sets_block_size_once
 
 PATCH = Patch(
     id="vllm.cpu.check_and_update_config",
     target="vllm.platforms.cpu:CpuPlatform.check_and_update_config",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.33",
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_sets_block_size_once,
     relies_on=(
         "vllm.v1.engine.core:EngineCoreProc._perform_handshakes",
         "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split",
     ),
-    upstream="no upstream change known",
+    upstream="vLLM 0.33 chooses the CPU platform's block size once",
 )
 
 

@@ -17,7 +17,7 @@ from atom_patches.vllm.cpu._conditions import served
 PATCH = Patch(
     id="vllm.cpu.cleanup_profiling_kv_cache",
     target="vllm.v1.worker.cpu_model_runner:CPUModelRunner._cleanup_profiling_kv_cache",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.34",
     kind="optimisation",
     group="vllm.cpu_shutdown",
     when=served,

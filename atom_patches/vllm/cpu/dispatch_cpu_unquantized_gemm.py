@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_runs_it
 
 PATCH = Patch(
     id="vllm.cpu.dispatch_cpu_unquantized_gemm",
@@ -21,11 +21,12 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_runs_it,
     relies_on=(
         "vllm.model_executor.layers.linear:UnquantizedLinearMethod.process_weights_after_loading",
         "vllm.model_executor.layers.mamba.gdn_linear_attn:GatedDeltaNetAttention.__init__",
     ),
-    upstream="later releases ship CPU kernels for GatedDeltaNet; none in this range",
+    upstream="vllm-project/vllm#41025",
 )
 
 

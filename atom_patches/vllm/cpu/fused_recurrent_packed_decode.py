@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_runs_it
 
 PATCH = Patch(
     id="vllm.cpu.fused_recurrent_packed_decode",
@@ -20,10 +20,11 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_runs_it,
     relies_on=(
         "vllm.model_executor.layers.mamba.gdn_linear_attn:GatedDeltaNetAttention._forward_core_decode_non_spec",
     ),
-    upstream="later releases ship CPU kernels for GatedDeltaNet; none in this range",
+    upstream="vllm-project/vllm#41025",
 )
 
 

@@ -16,7 +16,7 @@ from atom_patches.vllm.cpu._conditions import data_parallel_moe
 PATCH = Patch(
     id="vllm.cpu.reduce_scatterv",
     target="vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.34",
     kind="correctness",
     group="vllm.cpu_dp_moe",
     when=data_parallel_moe,

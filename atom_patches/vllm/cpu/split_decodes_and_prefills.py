@@ -14,20 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_knows_prompts
 
 PATCH = Patch(
     id="vllm.cpu.split_decodes_and_prefills",
     target="vllm.v1.attention.backends.gdn_attn:split_decodes_and_prefills",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.28",
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_knows_prompts,
     relies_on=(
         "vllm.v1.attention.backends.utils:split_decodes_and_prefills",
         "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build",
     ),
-    upstream="no upstream change known; the other platforms run the same metadata code",
+    upstream="vllm-project/vllm#51565",
 )
 
 

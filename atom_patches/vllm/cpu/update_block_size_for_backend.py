@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.vllm.cpu._conditions import gated_delta_net
+from atom_patches.vllm.cpu._conditions import gated_delta_net, upstream_runs_it
 
 PATCH = Patch(
     id="vllm.cpu.update_block_size_for_backend",
@@ -21,12 +21,13 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.cpu_gdn",
     when=gated_delta_net,
+    upstreamed=upstream_runs_it,
     relies_on=(
         "vllm.platforms.interface:Platform._find_non_ssm_backend",
         "vllm.platforms.interface:Platform._align_hybrid_block_size",
         "vllm.platforms.interface:Platform.update_block_size_for_backend",
     ),
-    upstream="later releases align hybrid models on the CPU platform; none in this range",
+    upstream="vllm-project/vllm#41025",
 )
 
 

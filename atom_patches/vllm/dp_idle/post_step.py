@@ -24,7 +24,7 @@ PATCH = Patch(
     id="vllm.dp_idle.post_step",
     group="vllm.dp_idle",
     target="vllm.v1.engine.core:EngineCore.post_step",
-    supports="vllm>=0.20.2,<0.21",
+    supports="vllm>=0.20.2,<0.34",
     kind="correctness",
     when=engine_in_process,
     relies_on=(

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from atom_patches.core import PatchError, Verdict
+from atom_patches.core import PatchError, Verdict, source
+from atom_patches.core.conditions import refusals
 from atom_patches.vllm.adapters.pcp_experts import expert_mode, unserved_experts
 from atom_patches.vllm.pcp._formats import unserved_formats
 from atom_patches.vllm.pcp._recurrence import unserved_heads
@@ -51,6 +52,9 @@ COLLECTIVE_OPS = (
 ALL2ALL = frozenset({"allgather_reducescatter", "naive"})
 """Exchanges of experts' rows over data-parallel engines that send all rows to all engines."""
 
+UPSTREAM = "vllm.v1.worker.gpu.pcp_manager:PCPManager"
+"""What later releases of vLLM have instead of this group, for models with latent attention alone."""
+
 RAY_EXECUTOR_V2 = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """vLLM's variable that chooses its newer Ray executor."""
 
@@ -64,7 +68,9 @@ def pcp_enabled(config: VllmConfig) -> Verdict:
     size = config.parallel_config.prefill_context_parallel_size
     if size == 1:
         return Verdict(False, f"{OPTION} is 1")
-    found = list(unserved(config))
+    if config.model_config.use_mla and source.defined(UPSTREAM).ok:
+        return Verdict(False, "vLLM serves models with latent attention under it by itself")
+    found = refusals(unserved(config))
     if found:
         reasons = "\n".join(f"  - {reason}" for reason in found)
         raise PatchError(f"{OPTION} {size} cannot be served with this configuration:\n{reasons}")

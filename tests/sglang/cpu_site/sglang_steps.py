@@ -18,6 +18,14 @@ import wrapt
 FOLDER = "SGLANG_STEPS"
 
 
+def _rank(runner: Any) -> int:
+    if hasattr(runner, "ps"):
+        return runner.ps.tp_rank
+    from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
+
+    return get_parallel().tp_rank
+
+
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -33,10 +41,10 @@ def _noting(forward: Any) -> Any:
         if not getattr(runner, "steps_are_noted", False):
             runner.steps_are_noted = True
             modules = Counter(_name(type(module)) for module in runner.model.modules())
-            _note({"rank": runner.ps.tp_rank, "model": _name(type(runner.model)), "modules": modules})
+            _note({"rank": _rank(runner), "model": _name(type(runner.model)), "modules": modules})
         batch = forward_batch
         ids = batch.input_ids
-        step = {"rank": runner.ps.tp_rank, "mode": batch.forward_mode.name, "requests": batch.batch_size}
+        step = {"rank": _rank(runner), "mode": batch.forward_mode.name, "requests": batch.batch_size}
         step |= {"rows": None if ids is None else ids.shape[0], "ranks": batch.global_num_tokens_cpu}
         _note(step)
         return forward(runner, forward_batch, *args, **options)

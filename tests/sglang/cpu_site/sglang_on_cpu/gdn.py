@@ -83,12 +83,12 @@ def _step(state: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any) -> tuple[An
 def chunk_gated_delta_rule(
     q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float | None = None, initial_state: Any = None,
     initial_state_indices: Any = None, cu_seqlens: Any = None, head_first: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, inplace_update: bool = True,
 ) -> tuple[Any, None, Any]:  # fmt: skip
     """q, k [1, T, H, K], v [1, T, HV, V] -> out [1, T, HV, V]; states in place; states before each chunk of 64."""
     import torch
 
-    assert use_qk_l2norm_in_kernel and not head_first and cu_seqlens is not None
+    assert use_qk_l2norm_in_kernel and not head_first and cu_seqlens is not None and inplace_update
     repeat = v.shape[2] // q.shape[2]
     queries = _unit(q[0].float()).repeat_interleave(repeat, 1) * (scale or q.shape[-1] ** -0.5)
     keys = _unit(k[0].float()).repeat_interleave(repeat, 1)

@@ -22,13 +22,6 @@ def _allocator(size: int, page_size: int, **options: Any) -> Any:
     return PagedTokenToKVPoolAllocator(size, page_size=page_size, **options)
 
 
-def _mla_pool(*args: Any, index_head_dim: None, **options: Any) -> Any:
-    """SGLang names an argument here that its own pool, without an indexer, does not have."""
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
-
-    return MLATokenToKVPool(*args, **options)
-
-
 class StandInPlatform(CpuDeviceMixin, SRTPlatform):
     """A foreign device that happens to compute on the CPU, with SGLang's own memory pools."""
 
@@ -44,8 +37,16 @@ class StandInPlatform(CpuDeviceMixin, SRTPlatform):
 
         return MHATokenToKVPool
 
-    def get_mla_kv_pool_cls(self) -> Any:
-        return _mla_pool
+    def get_mla_kv_pool_cls(self) -> type:
+        from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+        class Pool(MLATokenToKVPool):
+            """SGLang names an argument here that its own pool, without an indexer, does not have."""
+
+            def __init__(self, *args: Any, index_head_dim: None = None, **options: Any) -> None:
+                super().__init__(*args, **options)
+
+        return Pool
 
     def get_dsa_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
