@@ -42,7 +42,8 @@ SHARPNESS = 3.0  # attention scores' standard deviation: heads pick out a few pl
 INTERVAL = 4  # the last of so many layers is full attention
 CODE = 4.0  # a few times the residual stream's size at the last layer
 CLASSES = 8  # of tokens, to the sparse indexer of DeepSeek-V3.2
-SHARD = "2MB"  # of DeepSeek's checkpoints, which are published in many files
+#: Of checkpoints in several files: the size of one, by the beginning of the checkpoint's name.
+SHARDS = {"deepseek": "2MB", "llama_tied": "400KB", "qwen3_tied": "400KB", "qwen3_moe": "2MB"}
 
 Values = dict[str, Any]
 
@@ -73,6 +74,20 @@ DEMO_GDN: Values = dict(linear_conv_kernel_dim=4, linear_key_head_dim=128, linea
                         linear_num_key_heads=2, linear_num_value_heads=4)  # fmt: skip
 DEMO_MOE: Values = dict(num_experts=12, num_experts_per_tok=4, moe_intermediate_size=384,
                         shared_expert_intermediate_size=384)  # fmt: skip
+# As small models are published: one matrix for the embedding and the head, positions beyond those of the training.
+LLAMA_TIED: Values = dict(
+    tie_word_embeddings=True,
+    rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                         original_max_position_embeddings=64),
+)  # fmt: skip
+# Positions that are counted in steps of a quarter, which SGLang's own decoder does and this package's does not.
+LLAMA_LINEAR: Values = dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))
+QWEN3_TIED: Values = dict(
+    tie_word_embeddings=True,
+    rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=64),
+)
+QWEN3_MOE: Values = dict(num_experts=12, num_experts_per_tok=2, moe_intermediate_size=384, intermediate_size=192,
+                         decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[1])  # fmt: skip
 NEXT_MOE: Values = dict(decoder_sparse_step=1, norm_topk_prob=True, mlp_only_layers=[])
 
 
@@ -85,13 +100,19 @@ def _causal(config: PretrainedConfig) -> PreTrainedModel:
 def _qwen3(values: Values) -> PreTrainedModel:
     from transformers import Qwen3Config
 
-    return _causal(Qwen3Config(tie_word_embeddings=False, **values))
+    return _causal(Qwen3Config(**{"tie_word_embeddings": False, **values}))
+
+
+def _qwen3_moe(values: Values) -> PreTrainedModel:
+    from transformers import Qwen3MoeConfig
+
+    return _causal(Qwen3MoeConfig(tie_word_embeddings=False, **values))
 
 
 def _llama(values: Values) -> PreTrainedModel:
     from transformers import LlamaConfig
 
-    return _causal(LlamaConfig(tie_word_embeddings=False, **values))
+    return _causal(LlamaConfig(**{"tie_word_embeddings": False, **values}))
 
 
 def _qwen3_next(values: Values) -> PreTrainedModel:
@@ -191,6 +212,12 @@ def _deepseek_v32(index_topk: int) -> PreTrainedModel:
 RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3": (lambda: _qwen3({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "llama": (lambda: _llama({**TINY, "intermediate_size": 192}), TINY_VOCAB),
+    "llama_tied": (lambda: _llama({**TINY, **LLAMA_TIED, "intermediate_size": 192}), TINY_VOCAB),
+    "llama_linear": (lambda: _llama({**TINY, **LLAMA_LINEAR, "intermediate_size": 192}), TINY_VOCAB),
+    "llama_bias": (lambda: _llama({**TINY, "attention_bias": True, "intermediate_size": 192}), TINY_VOCAB),
+    "qwen3_tied": (lambda: _qwen3({**TINY, **QWEN3_TIED, "intermediate_size": 192}), TINY_VOCAB),
+    "qwen3_moe": (lambda: _qwen3_moe({**TINY, **QWEN3_MOE}), TINY_VOCAB),
+    "qwen3_moe_plain": (lambda: _qwen3_moe({**TINY, **QWEN3_MOE, "norm_topk_prob": False}), TINY_VOCAB),
     "qwen3_next": (
         lambda: _qwen3_next({**TINY, **TINY_GDN, **TINY_MOE, **NEXT_MOE, "intermediate_size": 192}),
         TINY_VOCAB,
@@ -413,7 +440,8 @@ def _make(name: str, path: Path) -> None:
     _settle_routing(model)
     _settle_selection(model)
     model.config.dtype = torch.float32
-    shards: Values = {"max_shard_size": SHARD} if name.startswith("deepseek") else {}
+    sizes = [size for start, size in SHARDS.items() if name.startswith(start)]
+    shards: Values = {"max_shard_size": sizes[0]} if sizes else {}
     model.save_pretrained(path, **shards)
     _save_tokenizer(path, vocab_size)
     if hasattr(model.config, "vision_config") and name.startswith("qwen3_5"):

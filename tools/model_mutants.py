@@ -8,6 +8,15 @@ RUNTIME = "atom_patches/runtime"
 MODELS = "atom_patches/models"
 UNIT = "tests/unit"
 TESTS = "tests/models"
+SGLANG = "atom_patches/sglang"
+LOGITS = f"{TESTS}/test_decoders.py::test_ragged_prefill"
+REFUSED = f"{TESTS}/test_weights.py::test_configurations_that_are_refused"
+ASKED = f"{UNIT}/test_sglang_models_config.py"
+ENGINES = "tests/sglang/test_atom_models_dense.py"
+VLLM = "atom_patches/vllm"
+CHOICE = f"{UNIT}/test_vllm_models_config.py::test_a_family"
+LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_stock_and_named"
+VLLM_ENGINES = "tests/vllm/test_atom_models.py"
 
 FAULTS = (
     Fault(
@@ -145,8 +154,8 @@ FAULTS = (
     Fault(
         f"{MODELS}/mlp.py",
         f"{TESTS}/test_decoders.py::test_ragged_prefill",
-        "self.shared_expert(x) * self.shared_expert_gate(x).sigmoid()",
-        "self.shared_expert(x)",
+        "            if self.shared_gated:\n",
+        "            if False:\n",
     ),
     Fault(
         f"{MODELS}/decoder.py",
@@ -177,5 +186,179 @@ FAULTS = (
         f"{TESTS}/test_stages.py::test_stages",
         'return stage.first if name.startswith("embed_tokens") else stage.last',
         "return stage.last",
+    ),
+    Fault(
+        f"{MODELS}/decoder.py",
+        f"{LOGITS}[llama_tied]",
+        "self.norm = RmsNorm(config.hidden, config.eps, gemma=config.gemma)",
+        "self.norm = RmsNorm(config.hidden, config.eps, gemma=True)",
+    ),
+    Fault(f"{MODELS}/attention.py", f"{LOGITS}[qwen3_tied]", "        if self.normed:\n", "        if False:\n"),
+    Fault(
+        f"{MODELS}/rotary.py",
+        f"{LOGITS}[qwen3_tied]",
+        "angle.cos()[:, None] * self.length, angle.sin()[:, None] * self.length",
+        "angle.cos()[:, None], angle.sin()[:, None]",
+    ),
+    Fault(
+        f"{MODELS}/rotary.py",
+        f"{TESTS}/test_rotary.py::test_scaled_frequencies",
+        "kept = ((turns - few) / (many - few)).clamp(0, 1)",
+        "kept = (turns / many).clamp(0, 1)",
+    ),
+    Fault(
+        f"{MODELS}/rotary.py",
+        f"{TESTS}/test_rotary.py::test_scaled_frequencies",
+        "last = min(math.ceil(place",
+        "last = min(math.floor(place",
+    ),
+    Fault(
+        f"{MODELS}/qwen3_moe.py",
+        f"{LOGITS}[qwen3_moe_plain]",
+        "renormalise=hf.norm_topk_prob",
+        "renormalise=True",
+    ),
+    Fault(
+        f"{MODELS}/config.py",
+        f"{TESTS}/test_weights.py::test_layers_without_experts",
+        "layer not in dense and ",
+        "",
+    ),
+    Fault(f"{MODELS}/config.py", REFUSED, "    if given.keys() - needed - allowed - more:\n", "    if False:\n"),
+    Fault(f"{MODELS}/config.py", REFUSED, "        if found not in (usual, None):\n", "        if False:\n"),
+    Fault(
+        "atom_patches/core/overlay.py",
+        f"{UNIT}/test_registry.py::test_what_was_asked_for_and_is_not_served_is_stock_and_one_warning",
+        "        self._tell_unserved(verdicts)\n",
+        "",
+    ),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, "    if impl == IMPL and not verdict.ok:\n", "    if False:\n"),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, '    if impl not in ("auto", IMPL):\n', "    if False:\n"),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, '{reasons}", asked=True)', '{reasons}")'),
+    Fault(
+        f"{SGLANG}/models/_config.py",
+        ASKED,
+        'family not in HYBRIDS or algorithm == "STANDALONE"',
+        "family not in HYBRIDS",
+    ),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, "    yield from _checkpoint(config, family)\n", ""),
+    Fault(
+        f"{SGLANG}/models/registry.py",
+        "tests/sglang/test_model_choice.py::test_the_class",
+        "return CLASSES[model_arch]",
+        "return original(self, model_arch)",
+    ),
+    # The head of a later stage is a matrix of its own, though the checkpoint has one for embedding and head.
+    Fault(
+        f"{SGLANG}/adapters/classes.py",
+        f"{ENGINES}::test_every_answer_is_the_oracle_s[llama stages]",
+        "        for _ in _tied(parameters, [(name, tensor)]):\n            pass\n",
+        "",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/experts.py",
+        f"{ENGINES}::test_every_answer_is_the_oracle_s[moe plain unfused]",
+        "TopK(top_k=shape.chosen, renormalize=shape.renormalise,",
+        "TopK(top_k=shape.chosen, renormalize=True,",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/experts.py",
+        f"{ENGINES}::test_every_answer_is_the_oracle_s[moe plain tp2]",
+        "renormalize=shape.renormalise, bias=bias,",
+        "renormalize=True, bias=bias,",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/experts.py",
+        f"{ENGINES}::test_every_answer_is_the_oracle_s[moe dp2 ep2]",
+        "first = experts.moe_ep_rank * here",
+        "first = 0",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/experts.py",
+        f"{ENGINES}::test_experts_are_our_kernel_s_unless_that_is_switched_off[moe plain unfused]",
+        '"experts" in settings.fusions() and ',
+        "",
+    ),
+    Fault(
+        f"{SGLANG}/models/prefill_graphs.py",
+        "tests/sglang/test_sparse_backend.py::test_no_prefill_is_captured_and_schedulers_know",
+        'backend = "disabled"',
+        'backend = "breakable"',
+    ),
+    Fault(
+        f"{MODELS}/latent_attention.py",
+        f"{LOGITS}[deepseek_v3]",
+        "self.kv_a_layernorm.alone(latents)",
+        "latents",
+    ),
+    Fault(
+        f"{MODELS}/latent_attention.py", f"{LOGITS}[deepseek_v32]", "None if self.indexer is None else ", "None and "
+    ),
+    Fault(
+        f"{MODELS}/deepseek_v3.py",
+        f"{LOGITS}[deepseek_v3]",
+        'scaling["mscale_all_dim"]) ** 2',
+        'scaling["mscale_all_dim"])',
+    ),
+    Fault(f"{MODELS}/mlp.py", f"{LOGITS}[deepseek_v3]", "routed, alpha=self.scale)", "routed)"),
+    Fault(
+        f"{MODELS}/rotary.py", f"{LOGITS}[deepseek_v3]", '    if scaling.get("mscale_all_dim"):\n', "    if False:\n"
+    ),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, "    yield from _latents(config, family)\n", ""),
+    Fault(
+        f"{SGLANG}/adapters/latent.py",
+        "tests/sglang/test_atom_models_sparse.py::test_every_answer_is_the_oracle_s[tp2]",
+        "{} if selected is None else {",
+        "{} if selected is not None else {",
+    ),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        f"{CHOICE}_is_served_where_it_is_asked_for",
+        " if architecture in SERVED else None",
+        "",
+    ),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        f"{CHOICE}_is_served_where_it_is_asked_for",
+        'if impl not in ("auto", IMPL):',
+        'if impl == "transformers":',
+    ),
+    Fault(f"{VLLM}/models/_config.py", LEFT, "        if size != 1:\n", "        if size > 2:\n"),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        LEFT,
+        "    yield from _checkpoint(config.model_config.hf_text_config, family)\n",
+        "",
+    ),
+    Fault(f"{VLLM}/models/_config.py", LEFT, "{'; '.join(found)}\", asked=True)", "{'; '.join(found)}\")"),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        "tests/unit/test_vllm_models_config.py::test_an_implementation_that_is_required_and_switched_off_is_an_error",
+        'settings.feature(GROUP) == "0"',
+        'settings.feature(GROUP) == "1"',
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/parts.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[qwen3_next]",
+        "        self.quant_method = None\n",
+        "",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/exchange.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[llama_tied]",
+        "return self._post_norm.of_sum(partial, residual)",
+        "return self._post_norm.alone(partial), residual",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{VLLM_ENGINES}::test_ranks_that_share_each_layer[qwen3_moe]",
+        "expert_map=experts._expert_map",
+        "expert_map=None",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{VLLM_ENGINES}::test_our_kernel_takes_the_shared_expert_along",
+        "            self._shared = (shared, gate)\n",
+        "            pass\n",
     ),
 )

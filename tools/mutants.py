@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import cli_mutants
 import dp_mutants
 import kernel_mutants
 import model_mutants
@@ -59,6 +60,7 @@ TWO_PASS_CHUNKED = (f"{PCP}::test_two_ranks[qwen3_next chunked two_pass]",)
 GDN_MODES_TESTS = ("tests/vllm/test_pcp_gdn_modes.py::test_the_packages_scan_ran",)
 GDN_RANKS = ("tests/vllm/test_pcp_gdn_ranks.py",)
 FINAL_STATES = ("tests/vllm/test_pcp_final_states.py",)
+RELEASES = ("tests/unit/test_conditions.py",)
 HEADS = (f"{PCP}::test_two_ranks[qwen3_next_heads all_to_all]",)
 
 
@@ -176,6 +178,28 @@ CORE = [
     Mutant("atom_patches/core/stale.py", ("tests/unit/test_registry.py",), "names[name] = change.new", "pass"),
     Mutant("atom_patches/core/gates.py", ("tests/unit/test_registry.py",), "    if not faults:", "    if True:"),
     Mutant("atom_patches/core/registry.py", ("tests/unit/test_registry.py",), "overlay.release(config)", "pass"),
+    Mutant(
+        "atom_patches/core/reviewed.py",
+        ("tests/unit/test_reviewed.py",),
+        "(patch is None or all(str(one) in content for one in targets(patch)))",
+        "True",
+    ),
+    Mutant(
+        "atom_patches/core/overlay.py",
+        RELEASES,
+        "if finding.state is State.UPSTREAMED:\n            return",
+        "if False:\n            return",
+    ),
+    Mutant("atom_patches/core/overlay.py", RELEASES, "if finding.state is State.UNSUPPORTED:", "if False:"),
+    Mutant("atom_patches/core/telling.py", RELEASES, "if not misfits:", "if True:"),
+    Mutant("atom_patches/core/demand.py", RELEASES, "    except TypeError:", "    except KeyError:"),
+    Mutant(
+        "atom_patches/core/conditions.py",
+        RELEASES,
+        "except (AttributeError, LookupError, TypeError)",
+        "except KeyError",
+    ),
+    Mutant("atom_patches/core/source.py", RELEASES, "words in ast.unparse(one.node)", "bool(words)"),
     Mutant(
         "atom_patches/core/overlay.py",
         ("tests/unit/test_registry.py",),
@@ -375,6 +399,7 @@ TRANSITIONS = [
     ),  # noqa: E501
 ]
 
+COMMANDS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in cli_mutants.FAULTS]
 KERNELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in kernel_mutants.FAULTS]
 MODELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in model_mutants.FAULTS]
 DATA_PARALLEL = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in dp_mutants.FAULTS]
@@ -384,7 +409,7 @@ SPARSE = [
     *(Mutant(f"atom_patches/sglang/sparse_mla/{name}.py", SPARSE_ENGINE) for name in ("attention_backend", "indexer")),
 ]
 
-MUTANTS = [*CORE, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *SPARSE, *TRANSITIONS]
+MUTANTS = [*CORE, *COMMANDS, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *SPARSE, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:

@@ -1,1 +1,1 @@
-"""Decoders of hybrid models, independent of any inference engine; `parts` is what an engine provides."""
+"""Decoders, independent of any inference engine; `parts` is what an engine provides."""

@@ -1,21 +1,24 @@
-"""Full attention with normed queries and keys, rotary positions and, in these families, a gate on its output."""
+"""Full attention with rotary positions; in some families with normed queries and keys, and a gate on its output."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from atom_patches.models.config import HybridConfig
-from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.config import DecoderConfig
+from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import AttentionShape, Parts
 
 
 class Attention(nn.Module):
     """One rank's heads; the output is a partial sum.
 
-    Each head's query is followed by its gate in the projection, so that whole pairs are spread over ranks.
+    Where there are gates, each head's query is followed by its gate in the projection, so that whole pairs are spread
+    over ranks.
     """
 
-    def __init__(self, config: HybridConfig, layer: int, parts: Parts, rotary: nn.Module, *, prefix: str) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, parts: Parts, rotary: nn.Module, *, prefix: str) -> None:
         super().__init__()
         size = config.head_size
         self.head_size = size
@@ -23,24 +26,42 @@ class Attention(nn.Module):
         self.heads = parts.local_heads(config.heads)
         self.kv_heads = parts.local_heads(config.kv_heads)
         per_query = 2 if config.gated else 1
+        bias = config.attention_bias
         self.qkv_proj = parts.qkv(
-            config.hidden, size, config.heads * per_query, config.kv_heads, prefix=f"{prefix}.qkv_proj"
+            config.hidden, size, config.heads * per_query, config.kv_heads, prefix=f"{prefix}.qkv_proj", bias=bias
         )
-        self.o_proj = parts.row(config.heads * size, config.hidden, group="attention", prefix=f"{prefix}.o_proj")
-        self.q_norm = GemmaRmsNorm(size, config.eps)
-        self.k_norm = GemmaRmsNorm(size, config.eps)
+        self.o_proj = parts.row(
+            config.heads * size, config.hidden, group="attention", prefix=f"{prefix}.o_proj", bias=bias
+        )
+        self.normed = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RmsNorm(size, config.eps, gemma=config.gemma)
+            self.k_norm = RmsNorm(size, config.eps, gemma=config.gemma)
         self.rotary_emb = rotary
+        self.prepares = bool(getattr(rotary, "prepares", False))
         shape = AttentionShape(self.heads, self.kv_heads, size, size**-0.5)
         self.attn = parts.attention(layer, shape, prefix=f"{prefix}.attn")
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
-        queries, gate, keys, values = self._project(hidden)
-        queries, keys = self.q_norm.alone(queries), self.k_norm.alone(keys)
-        queries, keys = self.rotary_emb(positions, queries.flatten(1), keys.flatten(1))
+        if self.prepares:
+            queries, keys, values, gate = self._prepared(positions, hidden)
+        else:
+            queries, gate, keys, values = self._project(hidden)
+            if self.normed:
+                queries, keys = self.q_norm.alone(queries), self.k_norm.alone(keys)
+            queries, keys = self.rotary_emb(positions, queries.flatten(1), keys.flatten(1))
         output: Tensor = self.attn(queries, keys, values)
         if gate is not None:
             output = output * gate.sigmoid()
         return self.o_proj(output)
+
+    def _prepared(self, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values and the gate, `[rows, heads * size]`, as the engine's rotation prepares them."""
+        norms = (self.q_norm, self.k_norm) if self.normed else None
+        heads = (self.heads, self.kv_heads)
+        prepare: Any = self.rotary_emb.prepare
+        queries, keys, values, gate = prepare(self.qkv_proj(hidden), positions, heads, norms, self.gated)
+        return queries.flatten(1), keys.flatten(1), values.flatten(1), None if gate is None else gate.flatten(1)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """Queries and keys `[rows, heads, size]`, the gate and values `[rows, heads * size]`."""

@@ -1,4 +1,4 @@
-"""The decoder of a hybrid model: its layers, and what goes in and out of the part of them that one rank runs."""
+"""A decoder: its layers, and what goes in and out of the part of them that one rank runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from atom_patches.models.attention import Attention
-from atom_patches.models.config import RECURRENT, HybridConfig
+from atom_patches.models.config import RECURRENT, DecoderConfig
 from atom_patches.models.gated_delta_net import GatedDeltaNet
+from atom_patches.models.latent_attention import LatentAttention
 from atom_patches.models.mlp import GatedMlp, SparseMlp
-from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import LayerPlace, Parts
 from atom_patches.models.weights import WeightPiece, map_weights
 
@@ -40,24 +41,24 @@ class DecoderOutput(NamedTuple):
     captured: tuple[Tensor, ...]
 
 
-class HybridLayer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention or recurrence, then an MLP or experts; names are those of the checkpoint."""
 
-    def __init__(self, config: HybridConfig, layer: int, parts: Parts, rotary: nn.Module, *, prefix: str) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, parts: Parts, rotary: nn.Module, *, prefix: str) -> None:
         super().__init__()
         self.recurrent = config.kinds[layer] == RECURRENT
         if self.recurrent:
             self.linear_attn = GatedDeltaNet(config, layer, parts, prefix=f"{prefix}.linear_attn")
         else:
-            self.self_attn = Attention(config, layer, parts, rotary, prefix=f"{prefix}.self_attn")
+            kind = Attention if config.latent is None else LatentAttention
+            self.self_attn = kind(config, layer, parts, rotary, prefix=f"{prefix}.self_attn")
         self.mlp: nn.Module
         if config.sparse[layer]:
-            assert config.experts is not None  # layers are sparse only in configurations with experts
-            self.mlp = SparseMlp(layer, config.experts, config.shared_intermediate, parts, prefix=f"{prefix}.mlp")
+            self.mlp = SparseMlp(config, layer, parts, prefix=f"{prefix}.mlp")
         else:
             self.mlp = GatedMlp(config.hidden, config.intermediate, parts, group="mlp", prefix=f"{prefix}.mlp")
-        self.input_layernorm = GemmaRmsNorm(config.hidden, config.eps)
-        self.post_attention_layernorm = GemmaRmsNorm(config.hidden, config.eps)
+        self.input_layernorm = RmsNorm(config.hidden, config.eps, gemma=config.gemma)
+        self.post_attention_layernorm = RmsNorm(config.hidden, config.eps, gemma=config.gemma)
         self.exchange = parts.exchange(_place(config, layer), self.input_layernorm, self.post_attention_layernorm)
 
     def forward(
@@ -72,10 +73,10 @@ class HybridLayer(nn.Module):
         return self.exchange.after_mlp(self.mlp(hidden), stream)
 
 
-class HybridDecoder(nn.Module):
+class Decoder(nn.Module):
     """The layers of one stage, with the embedding on the first and the final norm on the last."""
 
-    def __init__(self, config: HybridConfig, parts: Parts, *, prefix: str = "model") -> None:
+    def __init__(self, config: DecoderConfig, parts: Parts, *, prefix: str = "model") -> None:
         super().__init__()
         self.config = config
         self.stage = parts.stage(config.layers)
@@ -84,12 +85,12 @@ class HybridDecoder(nn.Module):
             self.embed_tokens = parts.embedding(config.vocabulary, config.hidden, prefix=f"{prefix}.embed_tokens")
         self.layers = nn.ModuleDict(
             {
-                str(layer): HybridLayer(config, layer, parts, rotary, prefix=f"{prefix}.layers.{layer}")
+                str(layer): DecoderLayer(config, layer, parts, rotary, prefix=f"{prefix}.layers.{layer}")
                 for layer in range(self.stage.start, self.stage.end)
             }
         )
         if self.stage.last:
-            self.norm = GemmaRmsNorm(config.hidden, config.eps)
+            self.norm = RmsNorm(config.hidden, config.eps, gemma=config.gemma)
 
     def forward(
         self,
@@ -150,7 +151,7 @@ class HybridDecoder(nn.Module):
         return self.embed_tokens(input_ids), None
 
 
-def _place(config: HybridConfig, layer: int) -> LayerPlace:
+def _place(config: DecoderConfig, layer: int) -> LayerPlace:
     sparse = config.sparse
     return LayerPlace(
         index=layer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from atom_patches.models.config import HybridConfig
+from atom_patches.models.config import DecoderConfig
 from atom_patches.models.gdn_core import GdnWeights, run_sequences
 from atom_patches.models.norms import GatedRmsNorm
 from atom_patches.models.parts import Parts
@@ -17,7 +17,7 @@ class GatedDeltaNet(nn.Module):
     Which rows belong to which sequence, and where states lie, it takes from the recurrent metadata that are bound.
     """
 
-    def __init__(self, config: HybridConfig, layer: int, parts: Parts, *, prefix: str) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, parts: Parts, *, prefix: str) -> None:
         super().__init__()
         self.layer = layer
         self.heads = parts.local_heads(config.value_heads)

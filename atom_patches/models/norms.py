@@ -10,16 +10,17 @@ from atom_patches.kernels.gated_rms_norm import gated_rms_norm
 from atom_patches.kernels.rms_norm import rms_norm
 
 
-class GemmaRmsNorm(nn.Module):
-    """Root-mean-square norm with the factor 1 + weight.
+class RmsNorm(nn.Module):
+    """Root-mean-square norm with the weight as a factor or, in Gemma's form, 1 + weight.
 
     `norm(x)` is the norm of x; `norm(x, residual)` is that of the sum, and the sum.
     """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, gemma: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size))
+        self.weight = nn.Parameter(torch.zeros(size) if gemma else torch.ones(size))
         self.variance_epsilon = eps
+        self.gemma = gemma
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if residual is None:
@@ -28,11 +29,11 @@ class GemmaRmsNorm(nn.Module):
 
     def alone(self, x: Tensor) -> Tensor:
         """Of x `[..., size]`."""
-        return rms_norm(x, self.weight, self.variance_epsilon, gemma=True)
+        return rms_norm(x, self.weight, self.variance_epsilon, gemma=self.gemma)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Of x + residual, and the sum; neither is written to."""
-        return add_rms_norm(x, residual, self.weight, self.variance_epsilon, gemma=True)
+        return add_rms_norm(x, residual, self.weight, self.variance_epsilon, gemma=self.gemma)
 
 
 class GatedRmsNorm(nn.Module):

@@ -9,6 +9,8 @@ Weights are spread over two groups of ranks, which differ under data-parallel at
 - `mlp`: the ranks that hold parts of an MLP. `shared_expert` is that of an MLP beside routed experts, which engines
   that send rows to experts keep whole on every rank.
 
+`whole` is what every rank has all of.
+
 A row-parallel layer and the experts return partial sums, or finished ones: decoders never reduce. The layer's
 :class:`Exchange` does, after the sums of routed and shared experts were added.
 
@@ -19,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.lightning_indexer import IndexerShape
+from atom_patches.models.norms import RmsNorm
 
-Group = Literal["attention", "mlp", "shared_expert"]
+Group = Literal["attention", "mlp", "shared_expert", "whole"]
 #: From the projections of all rows, `[rows, channels]` and two of `[rows, value heads]`, to the outputs of a recurrent
 #: layer, `[rows, value heads, value size]`.
 Recurrence = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -76,8 +79,18 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """Attention of one rank's heads to tokens that are cached as one latent and one turned key each, for all heads."""
+
+    heads: int
+    latent: int
+    rope: int
+    scale: float
+
+
+@dataclass(frozen=True)
 class RotaryShape:
-    """Rotary positions, neox style: the first and second half of the first `rotary_size` values turn together.
+    """Rotary positions: the first and second half of the first `rotary_size` values turn together.
 
     Attributes:
         head_size: values of a head.
@@ -87,6 +100,7 @@ class RotaryShape:
         sections: frequencies that turn by time, height and width, for positions `[3, rows]`; they are interleaved. None
             if positions are `[rows]`.
         scaling: what the checkpoint says about longer positions, `{"rope_type": …, …}`; None or "default": nothing.
+        interleaved: neighbours turn together instead.
     """
 
     head_size: int
@@ -95,6 +109,7 @@ class RotaryShape:
     theta: float
     sections: tuple[int, int, int] | None = None
     scaling: dict[str, object] | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +120,10 @@ class ExpertsShape:
         experts: how many there are.
         chosen: how many a row goes to.
         hidden, intermediate: the width of a row, and within an expert.
-        renormalise: whether the chosen probabilities (softmax over all experts) are scaled to a sum of 1.
+        renormalise: whether the chosen probabilities are scaled to a sum of 1.
+        groups, chosen_groups: experts are chosen from so many groups of neighbours, of so many.
+        biased: probabilities are sigmoids, not a softmax over all experts, and experts are chosen by them plus a bias;
+            a group is rated by its two best.
     """
 
     experts: int
@@ -113,6 +131,9 @@ class ExpertsShape:
     hidden: int
     intermediate: int
     renormalise: bool
+    groups: int = 1
+    chosen_groups: int = 1
+    biased: bool = False
 
 
 class Exchange(Protocol):
@@ -166,12 +187,14 @@ class Parts(Protocol):
         """
         ...
 
-    def qkv(self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str) -> nn.Module:
+    def qkv(
+        self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
+    ) -> nn.Module:
         """`module(x) -> [queries, keys, values]` of this rank's heads; key heads fewer than ranks are repeated."""
         ...
 
-    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str) -> nn.Module:
-        """`module(x) -> y`, x being this rank's part of the inputs; no bias."""
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
+        """`module(x) -> y`, x being this rank's part of the inputs; a bias is in one rank's result only."""
         ...
 
     def head_parameter(self, heads: int) -> nn.Parameter:
@@ -179,7 +202,12 @@ class Parts(Protocol):
         ...
 
     def rotary(self, shape: RotaryShape) -> nn.Module:
-        """`module(positions, queries, keys) -> (queries, keys)`; `models.rotary.Rotary` is one."""
+        """`module(positions, queries, keys) -> (queries, keys)`; `models.rotary.Rotary` is one.
+
+        If it has a true `prepares`, it does all between projection and attention: `prepare(projection, positions, heads
+        of queries and of keys, their norms or None, whether there are gates)` returns queries, keys, values and gates
+        or None, `[rows, heads, head size]`.
+        """
         ...
 
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
@@ -194,9 +222,38 @@ class Parts(Protocol):
         ...
 
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
-        """`module(x [rows, hidden], router logits [rows, experts]) -> [rows, hidden]`; chooses by them as said."""
+        """`module(x [rows, hidden], router logits [rows, experts]) -> [rows, hidden]`; chooses by them as said.
+
+        It may have `take_along(shared expert, its gate) -> bool`, called once: whether from then on its results contain
+        those of the shared expert, a `GatedMlp`, times the sigmoid of the gate.
+        """
         ...
 
-    def exchange(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> Exchange:
+    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> Exchange:
         """What ranks exchange in that layer; the norms belong to the layer."""
+        ...
+
+
+@runtime_checkable
+class DeepseekParts(Protocol):
+    """What an engine provides besides, for decoders of DeepSeek's."""
+
+    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+        """`module(queries [rows, heads, latent], turned queries [rows, heads, rope], latents [rows, latent], turned
+        keys [rows, rope], selected) -> [rows, heads, latent]`; it caches latents and keys, and finds a row's earlier
+        ones. `selected` is what the layer's indexer gave, None where all tokens are attended to.
+        """
+        ...
+
+    def indexer(
+        self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
+    ) -> nn.Module:
+        """`module(hidden [rows, hidden], queries' latents [rows, query_rank], positions) -> what attention takes`.
+
+        It has the projections `wq_b`, `wk` and `weights_proj`, and the norm `k_norm`.
+        """
+        ...
+
+    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
+        """As `Parts.experts`, chosen with the bias `[experts]`, float32."""
         ...

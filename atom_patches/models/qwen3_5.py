@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from atom_patches.models.config import HybridConfig, read_config, read_experts, read_rotary
-from atom_patches.models.decoder import HybridDecoder
+from atom_patches.models.config import DecoderConfig, read_experts, read_hybrid
+from atom_patches.models.decoder import Decoder
 from atom_patches.models.parts import Parts
 
 
-def qwen3_5_config(hf: Any) -> HybridConfig:
+def qwen3_5_config(hf: Any) -> DecoderConfig:
     """From the text part of a checkpoint's configuration.
 
     Raises:
@@ -17,9 +17,9 @@ def qwen3_5_config(hf: Any) -> HybridConfig:
     """
     has_experts = hf.model_type.startswith("qwen3_5_moe")
     experts = read_experts(hf, renormalise=True) if has_experts else None
-    return read_config(hf, (has_experts,) * hf.num_hidden_layers, experts, read_rotary(hf))
+    return read_hybrid(hf, (has_experts,) * hf.num_hidden_layers, experts)
 
 
-def qwen3_5(hf: Any, parts: Parts, *, prefix: str = "model") -> HybridDecoder:
+def qwen3_5(hf: Any, parts: Parts, *, prefix: str = "model") -> Decoder:
     """The decoder of a checkpoint's text configuration, alone or within a vision-language wrapper."""
-    return HybridDecoder(qwen3_5_config(hf), parts, prefix=prefix)
+    return Decoder(qwen3_5_config(hf), parts, prefix=prefix)

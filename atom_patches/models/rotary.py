@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,28 +12,22 @@ from atom_patches.models.parts import RotaryShape
 
 
 class Rotary(nn.Module):
-    """Turn pairs of values of each head by angles that grow with the position; computed in float32.
-
-    Raises:
-        ValueError: the checkpoint asks for a scaling of longer positions.
-    """
+    """Turn pairs of values of each head by angles that grow with the position; computed in float32."""
 
     inv_freq: Tensor
     axis: Tensor
 
     def __init__(self, shape: RotaryShape) -> None:
         super().__init__()
-        if shape.scaling is not None:
-            raise ValueError(f"rope_type must be 'default' here, got {shape.scaling.get('rope_type')!r}")
         self.shape = shape
-        exponent = torch.arange(0, shape.rotary_size, 2, dtype=torch.float32) / shape.rotary_size
-        self.register_buffer("inv_freq", shape.theta**-exponent, persistent=False)
+        frequencies, self.length = scaled_frequencies(shape)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
         self.register_buffer("axis", torch.tensor(frequency_axes(shape)), persistent=False)
 
     def forward(self, positions: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Positions `[rows]` or `[3, rows]`; queries and keys `[rows, heads * head_size]`."""
         angle = self._angle(positions)
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        cos, sin = angle.cos()[:, None] * self.length, angle.sin()[:, None] * self.length
         return self._turn(queries, cos, sin), self._turn(keys, cos, sin)
 
     def _angle(self, positions: Tensor) -> Tensor:
@@ -42,11 +39,56 @@ class Rotary(nn.Module):
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.unflatten(1, (-1, self.shape.head_size))
-        half = self.shape.rotary_size // 2
-        first, second, rest = heads.split([half, half, self.shape.head_size - 2 * half], dim=2)
-        first, second = first.float(), second.float()
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2).to(x.dtype)
-        return torch.cat([turned, rest], dim=2).flatten(1)
+        turning, rest = heads.split([self.shape.rotary_size, self.shape.head_size - self.shape.rotary_size], dim=2)
+        if self.shape.interleaved:
+            first, second = turning.float().unflatten(2, (-1, 2)).unbind(3)
+        else:
+            first, second = turning.float().chunk(2, dim=2)
+        pair = first * cos - second * sin, second * cos + first * sin
+        turned = torch.stack(pair, dim=3).flatten(2) if self.shape.interleaved else torch.cat(pair, dim=2)
+        return torch.cat([turned.to(x.dtype), rest], dim=2).flatten(1)
+
+
+def scaled_frequencies(shape: RotaryShape) -> tuple[Tensor, float]:
+    """Angles for one position, `[rotary_size / 2]`, and the length that turned values get."""
+    exponent = torch.arange(0, shape.rotary_size, 2, dtype=torch.float32) / shape.rotary_size
+    frequencies = shape.theta**-exponent
+    if shape.scaling is None:
+        return frequencies, 1.0
+    scaling: dict[str, Any] = dict(shape.scaling)
+    turns = scaling["original_max_position_embeddings"] * frequencies / math.tau  # in what training has seen
+    if scaling["rope_type"] == "llama3":
+        few, many = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = ((turns - few) / (many - few)).clamp(0, 1)
+        return _between(frequencies, scaling["factor"], kept), 1.0
+    kept = 1 - _yarn_ramp(shape, scaling)
+    length = yarn_length(scaling["factor"], scaling.get("mscale", 1.0))
+    if scaling.get("mscale_all_dim"):
+        length /= yarn_length(scaling["factor"], scaling["mscale_all_dim"])
+    return _between(frequencies, scaling["factor"], kept), length
+
+
+def yarn_length(factor: float, scale: float) -> float:
+    """By what yarn multiplies turned values, to keep attention as sharp over longer texts."""
+    return 0.1 * scale * math.log(max(factor, 1)) + 1
+
+
+def _between(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
+    """Frequencies that training has seen turn often are kept, others are stretched by the factor."""
+    return frequencies * kept + frequencies / factor * (1 - kept)
+
+
+def _yarn_ramp(shape: RotaryShape, scaling: dict[str, Any]) -> Tensor:
+    """From 0 to 1 between the frequencies that turn `beta_fast` and `beta_slow` times in what training has seen."""
+    seen, size = scaling["original_max_position_embeddings"], shape.rotary_size
+
+    def place(turns: float) -> float:
+        return size * math.log(seen / (turns * math.tau)) / (2 * math.log(shape.theta))
+
+    first = max(math.floor(place(scaling.get("beta_fast", 32))), 0)
+    last = min(math.ceil(place(scaling.get("beta_slow", 1))), size - 1)
+    steps = torch.arange(size // 2, dtype=torch.float32) - first
+    return (steps / max(last - first, 1e-3)).clamp(0, 1)
 
 
 def frequency_axes(shape: RotaryShape) -> list[int]:

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the parameters of a hybrid decoder.
+"""From a checkpoint's tensors to the parameters of a decoder.
 
 Checkpoints keep projections apart that a decoder runs as one, and Qwen3-Next's pack those of GatedDeltaNet head by
 head. Here each tensor becomes the pieces of one layout, whatever the checkpoint: queries, keys, values and gates end to
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from atom_patches.models.config import HybridConfig
+from atom_patches.models.config import DecoderConfig
 from atom_patches.models.parts import Stage
 
 _OURS = re.compile(r"(?:(?:model|language_model)\.)*((?:layers\.\d+|embed_tokens|norm)\..+)")
@@ -32,6 +32,10 @@ _STACKED: dict[str, tuple[str, str | int]] = {
     "v_proj": ("qkv_proj", "v"),
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
+    "q_a_proj": ("qkv_a_proj", 0),
+    "kv_a_proj_with_mqa": ("qkv_a_proj", 1),
+    "q_b_proj": ("q_b_proj", 0),
+    "kv_b_proj": ("kv_b_proj", 0),
     "in_proj_z": ("in_proj_qkvz", 3),
     "in_proj_b": ("in_proj_ba", 0),
     "in_proj_a": ("in_proj_ba", 1),
@@ -64,7 +68,7 @@ class WeightPiece:
         return f"{self.module}.{self.parameter}"
 
 
-def map_weights(weights: Iterable[tuple[str, Tensor]], config: HybridConfig, stage: Stage) -> Iterator[WeightPiece]:
+def map_weights(weights: Iterable[tuple[str, Tensor]], config: DecoderConfig, stage: Stage) -> Iterator[WeightPiece]:
     """Where the tensors of a checkpoint belong in one stage of a decoder.
 
     Output heads, vision towers, draft layers and what other stages run give nothing.
@@ -89,7 +93,8 @@ def _runs_here(name: str, stage: Stage) -> bool:
     return stage.first if name.startswith("embed_tokens") else stage.last
 
 
-def _pieces(name: str, tensor: Tensor, config: HybridConfig) -> Iterator[WeightPiece]:
+def _pieces(name: str, tensor: Tensor, config: DecoderConfig) -> Iterator[WeightPiece]:
+    name = name.replace(".shared_experts.", ".shared_expert.")
     if (expert := _EXPERT.fullmatch(name)) is not None:
         yield WeightPiece(expert[1], expert[4], tensor, expert[3], int(expert[2]))
     elif (experts := _ALL_EXPERTS.fullmatch(name)) is not None:
@@ -101,7 +106,7 @@ def _pieces(name: str, tensor: Tensor, config: HybridConfig) -> Iterator[WeightP
         yield from _of_projection(module, parameter, tensor, config)
 
 
-def _of_projection(module: str, parameter: str, tensor: Tensor, config: HybridConfig) -> Iterator[WeightPiece]:
+def _of_projection(module: str, parameter: str, tensor: Tensor, config: DecoderConfig) -> Iterator[WeightPiece]:
     parent, _, last = module.rpartition(".")
     if last in _STACKED:
         stacked, shard = _STACKED[last]

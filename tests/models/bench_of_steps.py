@@ -9,19 +9,24 @@ from typing import Any
 
 import torch
 from checkpoints import checkpoint
-from plain_parts import ROWS, CachedAttention, PlainParts, load
+from plain_latent import CachedLatents, PlainIndexer
+from plain_parts import CachedAttention, PlainParts, load
 from safetensors.torch import load_file
+from step_rows import ROWS
 from torch import Tensor
 
-from atom_patches.models.decoder import DecoderOutput, HybridDecoder
-from atom_patches.models.qwen3_5 import qwen3_5
-from atom_patches.models.qwen3_next import qwen3_next
+from atom_patches.models.config import DecoderConfig
+from atom_patches.models.decoder import Decoder, DecoderOutput
+from atom_patches.models.families import ARCHITECTURES, read
+from atom_patches.models.families import make as make_decoder
 from atom_patches.runtime.context import bind_gdn, step
 from atom_patches.runtime.gdn import GdnBinding, LayerStates
 from atom_patches.runtime.step import StepMode, StepPlan
 
-FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-MAKERS = {"qwen3_next": qwen3_next, "qwen3_next_heads": qwen3_next, "qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5}
+#: Checkpoints: three of four layers are recurrent in the hybrids', none in the others'.
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+DENSE = ("llama_tied", "llama_bias", "qwen3_tied", "qwen3_moe", "qwen3_moe_plain", "deepseek_v3", "deepseek_v32")
+FAMILIES = (*HYBRIDS, *DENSE)
 SLOTS = 8
 
 
@@ -38,7 +43,8 @@ def oracle(family: str) -> Any:
 @cache
 def saved(family: str) -> dict[str, Tensor]:
     """The checkpoint's tensors, by the names that they have on disk."""
-    return load_file(checkpoint(family) / "model.safetensors")
+    files = sorted(checkpoint(family).glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 @cache
@@ -57,8 +63,17 @@ def text_config(family: str) -> Any:
     return oracle(family).config.get_text_config()
 
 
-def make(family: str, parts: PlainParts) -> HybridDecoder:
-    decoder = MAKERS[family](text_config(family), parts)
+def family_of(family: str) -> str:
+    """The decoder's, of a checkpoint."""
+    return ARCHITECTURES[oracle(family).config.architectures[0]]
+
+
+def config_of(family: str) -> DecoderConfig:
+    return read(family_of(family), text_config(family))
+
+
+def make(family: str, parts: PlainParts) -> Decoder:
+    decoder = make_decoder(family_of(family), text_config(family), parts)
     load(decoder, parts, saved(family).items())
     return decoder
 
@@ -99,7 +114,7 @@ class Bench:
         """Let all sequences begin anew; their slots keep what they hold."""
         self.done.clear()
         for module in self.decoder.modules():
-            if isinstance(module, CachedAttention):
+            if isinstance(module, CachedAttention | CachedLatents | PlainIndexer):
                 module.cache.clear()
 
     def snapshot(self) -> list[Tensor]:

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from plain_latent import CachedLatents, PlainIndexer, choose_with_bias
+from step_rows import ROWS
 from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot, scaled_dot_product_attention, silu
 
-from atom_patches.models.decoder import HybridDecoder
-from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.decoder import Decoder
+from atom_patches.models.lightning_indexer import IndexerShape
+from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import (
     AttentionShape,
     ExpertsShape,
     Group,
+    LatentShape,
     LayerPlace,
     Recurrence,
     RotaryShape,
@@ -27,10 +31,6 @@ from atom_patches.models.parts import (
 )
 from atom_patches.models.rotary import Rotary
 from atom_patches.models.weights import WeightPiece
-from atom_patches.runtime.scope import Scope
-
-#: Sequences of the step, each with its number of rows; rows behind them are padding.
-ROWS: Scope[list[tuple[int, int]]] = Scope("list of rows")
 
 
 class Ranks:
@@ -56,46 +56,54 @@ class Ranks:
 
 
 class Column(nn.Module):
-    def __init__(self, inputs: int, outputs: tuple[int, ...], rank: int, size: int) -> None:
+    def __init__(self, inputs: int, outputs: tuple[int, ...], rank: int, size: int, bias: bool = False) -> None:
         super().__init__()
         self.sizes = [total // size for total in outputs]
         assert [total % size for total in outputs] == [0] * len(outputs)
         self.rank = rank
         self.weight = nn.Parameter(torch.full((sum(self.sizes), inputs), torch.nan))
+        self.bias = nn.Parameter(torch.full((sum(self.sizes),), torch.nan)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight, self.bias)
 
     def load_piece(self, piece: WeightPiece) -> None:
         assert isinstance(piece.shard, int)
-        rows = self.sizes[piece.shard]
-        mine = piece.tensor.narrow(0, self.rank * rows, rows)
-        self.weight.data.split(self.sizes)[piece.shard].copy_(mine)
+        self._load(piece, piece.shard, self.rank)
+
+    def _load(self, piece: WeightPiece, index: int, place: int) -> None:
+        rows = self.sizes[index]
+        target = self.get_parameter(piece.parameter).data.split(self.sizes)[index]
+        target.copy_(piece.tensor.narrow(0, place * rows, rows))
 
 
 class Qkv(Column):
-    def __init__(self, inputs: int, head_size: int, heads: int, kv_heads: int, rank: int, size: int) -> None:
+    def __init__(
+        self, inputs: int, head_size: int, heads: int, kv_heads: int, rank: int, size: int, bias: bool
+    ) -> None:
         self.repeated = max(1, size // kv_heads)
         outputs = (heads * head_size, *[kv_heads * self.repeated * head_size] * 2)
-        super().__init__(inputs, outputs, rank, size)
+        super().__init__(inputs, outputs, rank, size, bias)
 
     def load_piece(self, piece: WeightPiece) -> None:
         index = "qkv".index(str(piece.shard))
-        rows = self.sizes[index]
-        place = self.rank if index == 0 else self.rank // self.repeated
-        self.weight.data.split(self.sizes)[index].copy_(piece.tensor.narrow(0, place * rows, rows))
+        self._load(piece, index, self.rank if index == 0 else self.rank // self.repeated)
 
 
 class Row(nn.Module):
-    def __init__(self, inputs: int, outputs: int, rank: int, size: int) -> None:
+    def __init__(self, inputs: int, outputs: int, rank: int, size: int, bias: bool) -> None:
         super().__init__()
         self.rank = rank
         self.weight = nn.Parameter(torch.full((outputs, inputs // size), torch.nan))
+        self.bias = nn.Parameter(torch.full((outputs,), torch.nan)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight, None if self.rank else self.bias)
 
     def load_piece(self, piece: WeightPiece) -> None:
+        if piece.parameter == "bias":
+            self.get_parameter("bias").data.copy_(piece.tensor)
+            return
         columns = self.weight.shape[1]
         self.weight.data.copy_(piece.tensor.narrow(1, self.rank * columns, columns))
 
@@ -103,9 +111,10 @@ class Row(nn.Module):
 class Experts(nn.Module):
     """Each expert is cut over the ranks."""
 
-    def __init__(self, shape: ExpertsShape, rank: int, size: int) -> None:
+    def __init__(self, shape: ExpertsShape, rank: int, size: int, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.shape, self.rank = shape, rank
+        self._bias = [bias]  # the router's, and loaded there
         self.width = shape.intermediate // size
         count = shape.experts
         self.gate = nn.Parameter(torch.full((count, self.width, shape.hidden), torch.nan))
@@ -113,7 +122,11 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.full((count, shape.hidden, self.width), torch.nan))
 
     def forward(self, x: Tensor, logits: Tensor) -> Tensor:
-        weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(self.shape.chosen)
+        [bias] = self._bias
+        if bias is None:
+            weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(self.shape.chosen)
+        else:
+            weights, chosen = choose_with_bias(logits, bias, self.shape)
         if self.shape.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         share = (one_hot(chosen, self.shape.experts) * weights[..., None]).sum(1)  # [rows, experts]
@@ -162,8 +175,8 @@ class CachedAttention(nn.Module):
 class SumExchange:
     """All ranks run the same rows, and add up their parts."""
 
-    input_norm: GemmaRmsNorm
-    post_norm: GemmaRmsNorm
+    input_norm: RmsNorm
+    post_norm: RmsNorm
     ranks: Ranks
     rank: int
     adds_stream: bool
@@ -218,13 +231,15 @@ class PlainParts:
     def column(
         self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
     ) -> nn.Module:
-        return Column(inputs, outputs, self.rank, self.ranks.size)
+        return Column(inputs, outputs, *((0, 1) if group == "whole" else (self.rank, self.ranks.size)))
 
-    def qkv(self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str) -> nn.Module:
-        return Qkv(inputs, head_size, heads, kv_heads, self.rank, self.ranks.size)
+    def qkv(
+        self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
+    ) -> nn.Module:
+        return Qkv(inputs, head_size, heads, kv_heads, self.rank, self.ranks.size, bias)
 
-    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str) -> nn.Module:
-        return Row(inputs, outputs, self.rank, self.ranks.size)
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
+        return Row(inputs, outputs, self.rank, self.ranks.size, bias)
 
     def head_parameter(self, heads: int) -> nn.Parameter:
         return nn.Parameter(torch.full((heads // self.ranks.size,), torch.nan))
@@ -245,12 +260,23 @@ class PlainParts:
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
         return Experts(shape, self.rank, self.ranks.size)
 
-    def exchange(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> SumExchange:
+    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
+        return Experts(shape, self.rank, self.ranks.size, bias)
+
+    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+        return CachedLatents(shape)
+
+    def indexer(
+        self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
+    ) -> nn.Module:
+        return PlainIndexer(shape, hidden, query_rank, rotary)
+
+    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> SumExchange:
         self.places.append(place)
         return SumExchange(input_norm, post_norm, self.ranks, self.rank, self.adds_stream)
 
 
-def load(decoder: HybridDecoder, parts: PlainParts, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load(decoder: Decoder, parts: PlainParts, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Write a checkpoint into a decoder, all of it."""
     for norm in (module for module in decoder.modules() if type(module).__name__.endswith("RmsNorm")):
         nn.init.constant_(norm.get_parameter("weight"), torch.nan)
@@ -262,7 +288,7 @@ def load(decoder: HybridDecoder, parts: PlainParts, weights: Iterable[tuple[str,
     decoder.requires_grad_(False).eval()
 
 
-def _load_piece(decoder: HybridDecoder, rank: int, piece: WeightPiece) -> None:
+def _load_piece(decoder: Decoder, rank: int, piece: WeightPiece) -> None:
     target: Any = decoder.get_submodule(piece.module)
     if hasattr(target, "load_piece"):
         target.load_piece(piece)

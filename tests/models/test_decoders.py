@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from bench_of_steps import FAMILIES, Bench, head, oracle, prompts, reference, text_config
+from bench_of_steps import FAMILIES, HYBRIDS, Bench, head, oracle, prompts, reference, text_config
 from plain_parts import PlainParts
 from torch import Tensor
 
 from atom_patches.models.attention import Attention
 from atom_patches.models.gated_delta_net import GatedDeltaNet
+from atom_patches.models.latent_attention import LatentAttention
 
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
@@ -31,9 +32,10 @@ def test_ragged_prefill(family: str) -> None:
     bench = Bench(family)
     _, got = bench.run(dict(enumerate(texts)))
     check(family, got, texts, bench.done)
-    assert bench.parts.recurrent == [0, 1, 2]
-    assert sum(isinstance(m, GatedDeltaNet) for m in bench.decoder.modules()) == 3
-    assert sum(isinstance(m, Attention) for m in bench.decoder.modules()) == 1
+    recurrent = [0, 1, 2] if family in HYBRIDS else []
+    assert bench.parts.recurrent == recurrent
+    assert sum(isinstance(m, GatedDeltaNet) for m in bench.decoder.modules()) == len(recurrent)
+    assert sum(isinstance(m, Attention | LatentAttention) for m in bench.decoder.modules()) == 4 - len(recurrent)
 
 
 def test_chunked_prefill_then_decode(family: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_of_steps import FAMILIES, Bench, prompts
+from bench_of_steps import HYBRIDS, Bench, prompts
 from test_decoders import check
 
 from atom_patches.runtime.gdn import GdnBinding
@@ -21,7 +21,7 @@ def bench_before_drafts(family: str, texts: list[tuple[int, ...]], kept: int = D
 
 
 @pytest.mark.parametrize("kept", [DRAFTED, DRAFTED + 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_verification(family: str, kept: int) -> None:
     texts = prompts(family, 13, 8)
     bench = bench_before_drafts(family, texts, kept)
@@ -31,7 +31,7 @@ def test_verification(family: str, kept: int) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, bench.snapshot(), strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_each_token_leaves_its_state(family: str) -> None:
     texts = prompts(family, 13, 8)
     bench, other = bench_before_drafts(family, texts), bench_before_drafts(family, texts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from bench_of_steps import Bench, oracle, prompts, text_config
@@ -13,7 +11,7 @@ from test_decoders import assert_logits
 
 from atom_patches.models.config import read_rotary
 from atom_patches.models.parts import RotaryShape
-from atom_patches.models.rotary import Rotary, frequency_axes
+from atom_patches.models.rotary import Rotary, frequency_axes, scaled_frequencies
 
 
 @given(half=st.integers(1, 32), data=st.data())
@@ -57,8 +55,28 @@ def test_equal_positions_in_all_dimensions_are_plain_ones(rows: int, start: int)
     assert torch.equal(one.unflatten(1, (2, 16))[..., 12:], x.unflatten(1, (2, 16))[..., 12:])
 
 
-def test_scaling_is_refused() -> None:
+def test_positions_in_three_dimensions_are_read_without_scaling() -> None:
     config = read_rotary(text_config("qwen3_5"))
     assert config.scaling is None and config.sections == (4, 2, 2)
-    with pytest.raises(ValueError, match="rope_type must be 'default' here, got 'yarn'"):
-        Rotary(replace(config, scaling={"rope_type": "yarn"}))
+
+
+@given(
+    kind=st.sampled_from(["llama3", "yarn"]),
+    size=st.integers(2, 64).map(lambda half: 2 * half),
+    theta=st.sampled_from([1e4, 5e5, 1e6]),
+    factor=st.floats(1.0, 32.0),
+    seen=st.integers(64, 8192),
+)
+@settings(deadline=None)
+def test_scaled_frequencies(kind: str, size: int, theta: float, factor: float, seen: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    said = {"rope_type": kind, "rope_theta": theta, "factor": factor, "original_max_position_embeddings": seen}
+    if kind == "llama3":
+        said |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = LlamaConfig(head_dim=size, max_position_embeddings=131072, rope_parameters=said)
+    expected, length = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    got, ours = scaled_frequencies(read_rotary(config))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+    assert ours == pytest.approx(length)

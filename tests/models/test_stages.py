@@ -68,8 +68,12 @@ def test_ranks(family: str, size: int) -> None:
 def test_layers_say_where_they_stand(family: str) -> None:
     places = Bench(family).parts.places
     assert [(place.index, place.layers) for place in places] == [(i, 4) for i in range(4)]
-    sparse = family != "qwen3_5"
-    assert all((p.previous_sparse, p.sparse, p.next_sparse) == (sparse,) * 3 for p in places)
+    with_experts = {"qwen3_next": [0, 1, 2, 3], "qwen3_5_moe": [0, 1, 2, 3], "qwen3_moe": [0, 2, 3],
+                    "deepseek_v3": [1, 2, 3], "deepseek_v32": [1, 2, 3]}  # fmt: skip
+    sparse = [layer in with_experts.get(family.removesuffix("_plain"), []) for layer in range(4)]
+    assert [place.sparse for place in places] == sparse
+    assert [place.previous_sparse for place in places] == [sparse[0], *sparse[:-1]]
+    assert [place.next_sparse for place in places] == [*sparse[1:], sparse[3]]
 
 
 def test_deepstack() -> None:

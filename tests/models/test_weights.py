@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
-from bench_of_steps import FAMILIES, MAKERS, make, saved, text_config
+from bench_of_steps import FAMILIES, config_of, family_of, make, saved, text_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_parts import PlainParts
 from torch import Tensor
 
-from atom_patches.models.config import HybridConfig
+from atom_patches.core.settings import MODEL_FAMILIES
+from atom_patches.models.families import ARCHITECTURES, read
 from atom_patches.models.parts import Stage
-from atom_patches.models.qwen3_5 import qwen3_5_config
-from atom_patches.models.qwen3_next import qwen3_next_config
 from atom_patches.models.weights import WeightPiece, map_weights
 
 ALL = Stage(0, 4)
-
-
-def config_of(family: str) -> HybridConfig:
-    return (qwen3_next_config if family == "qwen3_next" else qwen3_5_config)(text_config(family))
 
 
 def mapped(family: str, weights: Iterable[tuple[str, Tensor]], stage: Stage = ALL) -> list[WeightPiece]:
@@ -160,33 +156,49 @@ def test_others_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("family", "change", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
-        ({"attention_bias": True}, "attention_bias must be false"),
-        ({"output_gate_type": "tanh"}, "output_gate_type must be one of silu, swish, sigmoid, got 'tanh'"),
-        ({"layers_block_type": ["mamba"]}, "layers must be one of"),
-        ({"rope_parameters": {"mrope_section": [4, 2, 2]}}, "must be interleaved"),
+        ("qwen3_5", {"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ("qwen3_5", {"attention_bias": True}, "attention_bias must be false"),
+        ("qwen3_5", {"output_gate_type": "tanh"}, "output_gate_type must be one of silu, swish, sigmoid, got 'tanh'"),
+        ("qwen3_5", {"layers_block_type": ["mamba"]}, "layers must be one of"),
+        ("qwen3_5", {"rope_parameters": {"mrope_section": [4, 2, 2]}}, "must be interleaved"),
+        ("llama_tied", {"mlp_bias": True}, "mlp_bias must be False, got True"),
+        ("llama_tied", {"rope_is_neox_style": False}, "rope_is_neox_style must be True"),
+        ("llama_tied", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "one of .*, got 'dynamic'"),
+        ("llama_tied", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "needs high_freq_factor, low_freq"),
+        ("deepseek_v3", {"index_topk": 16}, "index_topk must not be set"),
+        ("deepseek_v3", {"q_lora_rank": None}, "q_lora_rank must be set"),
+        ("deepseek_v32", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid', got 'softmax'"),
+        ("qwen3_tied", {"use_sliding_window": True}, "use_sliding_window must be False"),
+        ("qwen3_tied", {"layer_types": ["sliding_attention"]}, "layers must be one of .* got sliding_attention"),
+        (
+            "qwen3_tied",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                                 "attention_factor": 2.0}},
+            "is not computed with attention_factor",
+        ),
     ],
-)
-def test_configurations_that_are_refused(change: dict[str, object], message: str) -> None:
-    from copy import deepcopy
-
-    config = deepcopy(text_config("qwen3_5"))
+)  # fmt: skip
+def test_configurations_that_are_refused(family: str, change: dict[str, object], message: str) -> None:
+    config = deepcopy(text_config(family))
     for name, value in change.items():
         object.__setattr__(config, name, value)
     with pytest.raises(ValueError, match=message):
-        MAKERS["qwen3_5"](config, PlainParts())
+        read(family_of(family), config)
 
 
-def test_dense_layers_of_qwen3_next() -> None:
-    from copy import deepcopy
-
-    config = deepcopy(text_config("qwen3_next"))
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
+def test_layers_without_experts(family: str) -> None:
+    config = deepcopy(text_config(family))
     config.mlp_only_layers = [1]
-    assert qwen3_next_config(config).sparse == (True, False, True, True)
+    assert read(family, config).sparse == (True, False, True, True)
     config.decoder_sparse_step = 2
-    assert qwen3_next_config(config).sparse == (False, False, False, True)
+    assert read(family, config).sparse == (False, False, False, True)
+
+
+def test_every_family_has_its_file_and_can_be_asked_for() -> None:
+    assert sorted(set(ARCHITECTURES.values())) == sorted(MODEL_FAMILIES)
 
 
 def test_a_decoder_is_loaded_whole() -> None:

@@ -252,7 +252,7 @@ if __name__ == "__main__":
 
 def test_required_and_impossible_stops_in_the_parent(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     given = json.dumps(arguments(str(checkpoint("qwen3"))))
-    changes = {"ATOM_PATCHES": "1", "ATOM_MODELS": "1", "ATOM_PATCH_SGLANG_MODELS": "1"}
+    changes = {"ATOM_PATCHES": "1", "ATOM_MODELS": "llama", "ATOM_PATCH_SGLANG_MODELS": "1"}
     result = run(REQUIRED.format(arguments=given), tmp_path / "state", **changes)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "STOPPED [] atom_patches stops the launch of sglang" in result.stdout

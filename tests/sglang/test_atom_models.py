@@ -6,41 +6,20 @@ really ran. Each engine answers many assertions, because starting one is what co
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.sglang.engines import (
-    LATER,
-    Engine,
-    Outcome,
-    Outcomes,
-    Wave,
-    asked_for,
-    engine,
-    launch,
-    mixed,
-    prompt,
-    request,
-)
-from tests.sglang.environment import HERE, environment, gpus
+from tests.sglang.engines import Engine, asked_for, engine, mixed, request
+from tests.sglang.environment import gpus
+from tests.sglang.probed import DP2, IN_STAGES, SHELLS, TP2, Launched, Layout, atom, run, waves
 from tests.sglang.test_stock import RECALL, recalled
 
-DP2: dict[str, Any] = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
-TP2: dict[str, Any] = {"tp_size": 2}
-SHELLS = "atom_patches.sglang.adapters.classes."
-#: A layout's checkpoint, options, the class that SGLang builds, and whether ranks have requests of their own.
-LAYOUTS: dict[str, tuple[str, dict[str, Any], str, bool]] = {}
+LAYOUTS: dict[str, Layout] = {}
 if gpus():
     # One rank alone, with graphs also where the ranks below share a GPU.
     LAYOUTS["next"] = ("qwen3_next", {}, "AtomQwen3NextForCausalLM", False)
     LAYOUTS["moe"] = ("qwen3_5_moe", {}, "AtomQwen3_5MoeForConditionalGeneration", False)
-# Stages send to each other, which ranks that share a GPU cannot.
-IN_STAGES: dict[str, Any] = {} if gpus() == 1 else {"pp_size": 2}
 LAYOUTS |= {
     # SGLang makes its prefix cache fit overlapping steps for architectures that it lists, and this is none of them.
     "dense": ("qwen3_5_text", {**IN_STAGES, "disable_overlap_schedule": True}, "AtomQwen3_5ForCausalLM", False),
@@ -53,60 +32,21 @@ WHOLE, STAGES = [(3, 1)], [(2, 0), (1, 1)]
 SPREAD = [key for key, (_, _, _, spread) in LAYOUTS.items() if spread]
 
 
-def waves(spread: bool) -> list[Wave]:
-    """Many at once, one alone, two that overlap, and two that begin like another; on named ranks where ranks are."""
-    first, last = (0, 1) if spread else (None, None)
-    alone = [request(prompt(7), new=6, rank=last)]
-    overlap = [request(prompt(40, 2), new=16, rank=first), request(prompt(33), at=LATER, rank=last)]
-    shared = [request(prompt(150) + prompt(n), rank=first) for n in (4, 21)]
-    return [mixed(), alone, overlap, shared]
-
-
 def planned(key: str, folder: Path) -> Engine:
     if key == "recall":
         asked = [request(one.tokens, new=len(one.answer)) for one in recalled()]
         return atom(key, folder, engine(RECALL, [asked], chunked_prefill_size=128))
+    if key == "demo":
+        return atom(key, folder, engine("qwen3_next_demo", [mixed()], chunked_prefill_size=128))
     name, layout, _, spread = LAYOUTS[key]
     return atom(key, folder, engine(name, waves(spread), chunked_prefill_size=128, **layout))
-
-
-def atom(key: str, folder: Path, plan: Engine) -> Engine:
-    """The engine with ATOM's decoders, and with the probe."""
-    probe = folder / "probe" / key.replace(" ", "_")
-    probe.mkdir(parents=True)
-    env = {"SGLANG_PLUGINS": "atom,layer_probe", "ATOM_MODELS": "1", "LAYER_PROBE": str(probe)}
-    env["PYTHONPATH"] = environment(HERE / "layer_probe")["PYTHONPATH"]
-    return dataclasses.replace(plan, env=plan.env | env)
-
-
-@dataclass(frozen=True)
-class Probed:
-    """An engine's answers, and its decoders' steps by process."""
-
-    outcome: Outcome
-    steps: list[list[dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Launched:
-    """Engines by their layout."""
-
-    folder: Path
-    outcomes: Outcomes
-
-    def __getitem__(self, key: str) -> Probed:
-        return Probed(self.outcomes[key], _read(self.folder / "probe" / key.replace(" ", "_")))
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Launched:
     folder = tmp_path_factory.mktemp("atom_models")
     plans = {key: planned(key, folder) for key in sorted(asked_for(request))}
-    return Launched(folder, launch(folder, plans))
-
-
-def _read(folder: Path) -> list[list[dict[str, Any]]]:
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.jsonl"))]
+    return run(folder, plans)
 
 
 @pytest.mark.parametrize("key", LAYOUTS)
@@ -159,6 +99,15 @@ def test_prompts_are_cut_and_prefixes_are_shared(engines: Launched, key: str) ->
     outcome = engines[key].outcome
     assert max(step["rows"] or 0 for rank in outcome.ranks for step in rank.steps) <= 128
     assert any(answer["cached"] for answer in outcome.answers[-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["demo"])
+def test_the_shared_expert_is_taken_along(engines: Launched, key: str) -> None:
+    """Its width is a multiple of the experts', as in published checkpoints."""
+    probed = engines[key]
+    assert probed.outcome.check() == 8
+    assert {(step.get("own"), step.get("along")) for steps in probed.steps for step in steps} == {(8, 8)}
 
 
 @pytest.mark.skipif(not gpus(), reason="in float32 every token above is compared")

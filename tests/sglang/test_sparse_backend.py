@@ -44,7 +44,8 @@ from atom_patches.sglang.adapters.sparse_mla.backend import SparseMlaBackend
 from atom_patches.sglang.adapters.sparse_mla.caches import index_cache, latent_cache
 from atom_patches.sglang.adapters.sparse_mla.indexer import SparseIndexer
 from atom_patches.sglang.adapters.sparse_mla.step import Tables
-from atom_patches.sglang.sparse_mla.prefill_graphs import without_graphs
+from atom_patches.sglang.models import prefill_graphs as of_models
+from atom_patches.sglang.sparse_mla import prefill_graphs
 from tests.host_waits import GPU, host_waits
 
 DEVICE = harness.DEVICE
@@ -335,15 +336,16 @@ def test_layers_keep_their_own_selection(world: World) -> None:
     assert not torch.equal(second, kept)
 
 
+@pytest.mark.parametrize("patch", [prefill_graphs, of_models], ids=lambda patch: patch.PATCH.id)
 @pytest.mark.parametrize("draft", [False, True])
-def test_no_prefill_is_captured_and_schedulers_know(draft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_prefill_is_captured_and_schedulers_know(draft: bool, patch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of data-parallel ranks ask the runner of captured prefills whether it can take a batch, if there is one."""
     config = CudaGraphConfig(prefill=PhaseConfig(backend=Backend.BREAKABLE))
     published = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config))
     monkeypatch.setattr(runtime_context, "get_exec", lambda: published)
     runner = SimpleNamespace(is_draft_worker=draft, server_args=SimpleNamespace(cuda_graph_config=config))
     eager = object()
-    found = without_graphs(cuda_graph_setup.capture_prefill_graph)(model_runner=runner, eager_runner=eager)
+    found = patch.without_graphs(cuda_graph_setup.capture_prefill_graph)(model_runner=runner, eager_runner=eager)
     assert found.runner is (None if draft else eager)
     assert not check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
 

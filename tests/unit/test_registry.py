@@ -473,6 +473,24 @@ def test_any_sequence_of_engines_leaves_exactly_what_the_living_want(toy: Any, m
 # What cannot be applied
 
 
+def test_what_was_asked_for_and_is_not_served_is_stock_and_one_warning(toy: Any, make: Any, warnings: Any) -> None:
+    core = toy.load("core")
+    original = core.plain
+    toy.arm(*pair(toy, when=lambda config: Verdict(config.pcp < 3, "three ranks are too many", asked=True)))
+    config = make.config(3)
+    for role in ("engine", "worker"):
+        toy.configure(config, role)
+    assert core.plain is original and set(toy.states().values()) == {"inactive"}
+    (message,) = warnings()
+    assert "toy.g is not applied" in message and "three ranks are too many" in message
+
+
+def test_what_was_not_asked_for_is_no_warning(toy: Any, make: Any, warnings: Any) -> None:
+    toy.arm(*pair(toy, when=lambda config: Verdict(False, "nobody asked")))
+    toy.configure(make.config(3))
+    assert not warnings()
+
+
 def test_optimisation_that_does_not_fit_is_stock_and_one_warning(toy: Any, make: Any, warnings: Any) -> None:
     core = toy.load("core")
     original = core.plain
@@ -726,6 +744,18 @@ def test_only_active_graph_changes_enter_the_cache_key(toy: Any, make: Any) -> N
     del on
     toy.configure(off)
     assert toy.bound[-1] == {}
+
+
+def test_settings_by_which_graphs_differ_enter_the_cache_key(toy: Any, make: Any, monkeypatch: Any) -> None:
+    toy.load("core")
+    toy.arm(toy.patch("toy.graph", "core:plain", changes_graph=True, graph_settings=("ATOM_FUSIONS",)))
+    config = make.config(2)
+    keys: list[dict[str, str]] = []
+    for asked in ("", "1", "0"):
+        monkeypatch.setenv("ATOM_FUSIONS", asked)
+        toy.configure(config)
+        keys.append(toy.bound[-1])
+    assert keys[0] == keys[1] != keys[2]
 
 
 # The hooks that hand configurations over

@@ -149,6 +149,7 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PATCHES_STRICT": "settings.strict(",
         "ATOM_PATCHES_STATE_DIR": "settings.state_dir(",
         "ATOM_PATCHES_ACCEPTED": "settings.accepted_file(",
+        "ATOM_LOG_LEVEL": "settings.log_level(",
         "ATOM_PCP_GDN": "settings.pcp_gdn(",
         "ATOM_PCP_MOE": "settings.pcp_moe(",
         "VLLM_PCP_DEBUG": "settings.pcp_debug(",
@@ -156,6 +157,7 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PCP_MIN_ROWS": "settings.pcp_min_rows(",
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
         "ATOM_MODELS": "settings.model_families(",
+        "ATOM_FUSIONS": "settings.fusions(",
         "ATOM_SPARSE_MLA": "settings.sparse_mla(",
         "ATOM_SPARSE_MLA_MIB": "settings.sparse_mla_workspace_mib(",
         "ATOM_KERNELS": "settings.kernel_providers(",
@@ -205,14 +207,20 @@ def test_a_misspelt_kernel_family_is_reported(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("value", "families"),
-    [("", set()), ("0", set()), ("1", {"qwen3_5", "qwen3_next"}), ("qwen3_next", {"qwen3_next"})],
+    [("", set()), ("0", set()), ("1", set(settings.MODEL_FAMILIES)), ("qwen3_next", {"qwen3_next"})],
 )
 def test_families_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, families: set[str]) -> None:
     monkeypatch.setenv("ATOM_MODELS", value)
     assert settings.model_families() == families
 
 
+@pytest.mark.parametrize(("value", "kept"), [("", True), ("1", True), ("experts", True), ("0", False)])
+def test_fusions_are_on_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: bool) -> None:
+    monkeypatch.setenv("ATOM_FUSIONS", value)
+    assert settings.fusions() == (frozenset(settings.FUSIONS) if kept else frozenset())
+
+
 def test_an_unknown_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOM_MODELS", "qwen3_5,llama")
-    with pytest.raises(settings.SettingsError, match="ATOM_MODELS='qwen3_5,llama' names 'llama'"):
+    monkeypatch.setenv("ATOM_MODELS", "qwen3_5,gpt2")
+    with pytest.raises(settings.SettingsError, match="ATOM_MODELS='qwen3_5,gpt2' names 'gpt2'"):
         settings.model_families()

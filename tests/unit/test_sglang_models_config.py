@@ -1,4 +1,4 @@
-"""When the ATOM decoders run in SGLang, and what they refuse by the name of the option."""
+"""When the ATOM decoders run in SGLang, and what they leave to SGLang's own models, by the name of the option."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atom_patches.core import PatchError
+from atom_patches.models import families
 from atom_patches.sglang.models._config import atom_models_asked
 
 STOCK: dict[str, Any] = {
@@ -18,13 +19,22 @@ STOCK: dict[str, Any] = {
     "quantization": None, "torchao_config": "", "enable_lora": False, "encoder_only": False, "language_only": False,
     "enable_linear_replayssm": False, "enable_linear_replayssm_spec": False, "enable_unified_memory": False,
     "enable_page_major_kv_layout": False, "speculative_algorithm": None, "speculative_eagle_topk": None,
-    "enable_torch_compile": False, "device": "cuda",
+    "enable_torch_compile": False, "device": "cuda", "model_impl": "auto", "is_embedding": False,
+    "rl_on_policy_target": None, "enable_deterministic_inference": False,
 }  # fmt: skip
 
 
-def server(architecture: str = "Qwen3NextForCausalLM", prefill: str = "disabled", **more: Any) -> Any:
-    model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]))
-    graphs = SimpleNamespace(prefill=SimpleNamespace(backend=prefill))
+def server(
+    architecture: str = "Qwen3NextForCausalLM",
+    prefill: str = "",
+    backends: tuple[str, str] = ("fa3", "fa3"),
+    **more: Any,
+) -> Any:
+    """A configuration; `prefill` is the way to capture prefills that somebody asked for."""
+    more["get_attention_backends"] = lambda: backends
+    model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]), hf_text_config=None)
+    graphs = SimpleNamespace(prefill=SimpleNamespace(backend=prefill or "breakable"))
+    more["_cuda_graph_config_locked"] = {("prefill", "backend")} if prefill else set()
     return SimpleNamespace(get_model_config=lambda: model, cuda_graph_config=graphs, **{**STOCK, **more})
 
 
@@ -33,13 +43,27 @@ def every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOM_MODELS", "1")
 
 
+@pytest.fixture(autouse=True)
+def no_sparse_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOM_SPARSE_MLA", "0")
+
+
+@pytest.fixture(autouse=True)
+def every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "read", lambda family, hf: None)
+
+
 @pytest.mark.parametrize(
     ("asked", "architecture", "served"),
     [
         ("", "Qwen3NextForCausalLM", False),
         ("0", "Qwen3NextForCausalLM", False),
         ("1", "Qwen3NextForCausalLM", True),
-        ("1", "LlamaForCausalLM", False),
+        ("1", "LlamaForCausalLM", True),
+        ("1", "DeepseekV3ForCausalLM", True),
+        ("1", "MistralForCausalLM", False),
+        ("qwen3", "Qwen3ForCausalLM", True),
+        ("qwen3", "Qwen3MoeForCausalLM", False),
         ("qwen3_5", "Qwen3NextForCausalLM", False),
         ("qwen3_5", "Qwen3_5MoeForConditionalGeneration", True),
         ("qwen3_5,qwen3_next", "Qwen3NextForCausalLM", True),
@@ -66,13 +90,56 @@ def test_a_family_is_served_where_it_is_asked_for(
         ({"enable_lora": True}, "--enable-lora"),
         ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
         ({"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
-        ({"prefill": "breakable"}, "--cuda-graph-backend-prefill disabled"),
+        ({"speculative_algorithm": "STANDALONE"}, "--speculative-algorithm STANDALONE"),
+        ({"architecture": "LlamaForCausalLM", "speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3"),
+        ({"is_embedding": True}, "--is-embedding"),
+        ({"rl_on_policy_target": "fsdp"}, "--rl-on-policy-target fsdp"),
+        (
+            {"architecture": "DeepseekV3ForCausalLM", "backends": ("flashinfer", "fa3")},
+            "--attention-backend flashinfer",
+        ),
+        ({"architecture": "DeepseekV32ForCausalLM"}, "sparse attention on SGLang's own kernels (ATOM_SPARSE_MLA is 0)"),
+        ({"prefill": "breakable"}, "--cuda-graph-backend-prefill breakable"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(more: dict[str, Any], named: str) -> None:
-    with pytest.raises(PatchError) as refusal:
-        atom_models_asked(server(**more))
+def test_what_is_not_served_is_left_to_sglang_by_name_unless_it_is_required(more: dict[str, Any], named: str) -> None:
+    verdict = atom_models_asked(server(**more))
+    assert (verdict.ok, verdict.asked) == (False, True)
+    assert named in verdict.reason
+    with pytest.raises(PatchError, match="--model-impl atom requires an ATOM decoder") as refusal:
+        atom_models_asked(server(**more, model_impl="atom"))
     assert named in str(refusal.value)
+
+
+def test_a_checkpoint_that_is_not_served_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(family: str, hf: Any) -> None:
+        raise ValueError(f"{family} must not do that")
+
+    monkeypatch.setattr(families, "read", read)
+    verdict = atom_models_asked(server("LlamaForCausalLM"))
+    assert (verdict.ok, verdict.asked) == (False, True)
+    assert "the checkpoint: llama must not do that" in verdict.reason
+
+
+def test_the_option_asks_for_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOM_MODELS")
+    assert atom_models_asked(server("Qwen3ForCausalLM", model_impl="atom")).ok
+    with pytest.raises(PatchError, match="MistralForCausalLM has no ATOM decoder"):
+        atom_models_asked(server("MistralForCausalLM", model_impl="atom"))
+
+
+@pytest.mark.parametrize("impl", ["sglang", "transformers"])
+def test_another_implementation_that_was_named_runs(impl: str) -> None:
+    verdict = atom_models_asked(server("Qwen3ForCausalLM", model_impl=impl))
+    assert (verdict.ok, verdict.asked) == (False, False)
+
+
+def test_prefills_that_somebody_left_uncaptured_are_served() -> None:
+    assert atom_models_asked(server(prefill="disabled")).ok
+
+
+def test_drafts_of_a_chain_are_verified_by_hybrids() -> None:
+    assert atom_models_asked(server(speculative_algorithm="EAGLE", speculative_eagle_topk=1)).ok
 
 
 def test_several_ranks_of_attention_within_data_parallel_ones_are_served() -> None:

@@ -40,7 +40,7 @@ def wave(prompts: list[Prompt] = MIXED, **sampling: Any) -> list[Request]:
 
 def engine(name: str, waves: list[list[Request]], **more: Any) -> Engine:
     """The plan of one engine; `more` are options of LLM, or of the plan where it knows them."""
-    plan = {key: more.pop(key) for key in ("env", "probe", "setup", "targets") if key in more}
+    plan = {key: more.pop(key) for key in ("env", "port", "probe", "setup", "targets") if key in more}
     text_only = {"language_model_only": True} if name.startswith("qwen3_5") else {}
     options = dict(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=256, enable_prefix_caching=False)
     return {"model": str(oracle(name).path), "waves": waves, "options": {**options, **text_only, **more}, **plan}

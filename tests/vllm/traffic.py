@@ -2,7 +2,8 @@
 
     python traffic.py PLAN.json RESULT.json
 
-PLAN is a list of engines: `model`; `options` of LLM; `env` for this engine alone; `setup`, a module whose `install` is
+PLAN is a list of engines: `model`; `options` of LLM, among which the executor "uni" is this process alone, or one rank
+of those that meet at a `port`; `env` for this engine alone; `setup`, a module whose `install` is
 called first, and whose `report`, if it has one, last; `targets`, functions of vLLM to look at afterwards; `waves`, each
 a list of requests. A request has a `prompt` (token ids; tests/vllm/rich_prompts.py says what else), `sampling`
 parameters, the engine step `at` which it arrives, and the step `abort_at` which it is aborted, if any. `probe` counts
@@ -22,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.vllm.gdn_engines import executor
 from tests.vllm.rich_prompts import engine_prompt
 
 #: What stands in a log before the lines of each engine.
@@ -129,7 +131,6 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     """Start one engine, send it every wave, shut it down."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from atom_patches.core.registry import REGISTRY
 
@@ -139,7 +140,7 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
         setup.install()
     options = {"dtype": "float32", **engine["options"]}
     if options.get("distributed_executor_backend") == "uni":
-        options["distributed_executor_backend"] = UniProcExecutor
+        options["distributed_executor_backend"] = executor(engine)
     if engine.get("probe"):
         options["worker_extension_cls"] = "row_probe.RowProbe"
     llm = LLM(model=engine["model"], enforce_eager=True, seed=0, disable_log_stats=False, **options)

@@ -12,23 +12,72 @@ from sglang.srt.models import qwen3_5 as vision_language
 from sglang.srt.models import qwen3_5_text as text
 from torch import Tensor, nn
 
-from atom_patches.sglang.adapters.language_model import Qwen3_5LanguageModel, Qwen3NextLanguageModel
+from atom_patches.sglang.adapters.language_model import (
+    DeepseekV3LanguageModel,
+    DeepseekV32LanguageModel,
+    LlamaLanguageModel,
+    Qwen3_5LanguageModel,
+    Qwen3LanguageModel,
+    Qwen3MoeLanguageModel,
+    Qwen3NextLanguageModel,
+)
 
 
-class AtomQwen3_5ForCausalLM(text.Qwen3_5ForCausalLM):
+class _Text:
+    """The weights of a shell without vision. SGLang's loads no head in a stage that has one, but not the embedding."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        shell: Any = self
+        body: Any = super()
+        if not shell.config.tie_word_embeddings or shell.pp_group.world_size == 1:
+            return body.load_weights(weights)
+        return body.load_weights(_loading_head(dict(shell.named_parameters()), weights))
+
+
+class AtomDeepseekV3ForCausalLM(_Text, text.Qwen3_5ForCausalLM):
+    """DeepSeek-V3."""
+
+    body_cls = DeepseekV3LanguageModel
+
+
+class AtomDeepseekV32ForCausalLM(_Text, text.Qwen3_5ForCausalLM):
+    """DeepSeek-V3.2."""
+
+    body_cls = DeepseekV32LanguageModel
+
+
+class AtomLlamaForCausalLM(_Text, text.Qwen3_5ForCausalLM):
+    """Llama. SGLang's shell of Qwen3.5 is a text model's: it knows pipeline stages, tied heads and data parallelism."""
+
+    body_cls = LlamaLanguageModel
+
+
+class AtomQwen3ForCausalLM(_Text, text.Qwen3_5ForCausalLM):
+    """Qwen3, dense."""
+
+    body_cls = Qwen3LanguageModel
+
+
+class AtomQwen3MoeForCausalLM(_Text, text.Qwen3_5MoeForCausalLM):
+    """Qwen3 with experts."""
+
+    body_cls = Qwen3MoeLanguageModel
+
+
+class AtomQwen3_5ForCausalLM(_Text, text.Qwen3_5ForCausalLM):
     """Qwen3.5 without vision, dense."""
 
     body_cls = Qwen3_5LanguageModel
 
 
-class AtomQwen3_5MoeForCausalLM(text.Qwen3_5MoeForCausalLM):
+class AtomQwen3_5MoeForCausalLM(_Text, text.Qwen3_5MoeForCausalLM):
     """Qwen3.5 without vision, with experts."""
 
     body_cls = Qwen3_5LanguageModel
 
 
-class AtomQwen3NextForCausalLM(text.Qwen3_5ForCausalLM):
-    """Qwen3-Next; SGLang's shell of it has no pipeline stages, that of Qwen3.5 does the same besides."""
+class AtomQwen3NextForCausalLM(_Text, text.Qwen3_5ForCausalLM):
+    """Qwen3-Next; SGLang's shell of it has no pipeline stages."""
 
     body_cls = Qwen3NextLanguageModel
 
@@ -76,6 +125,11 @@ class AtomQwen3_5MoeForConditionalGeneration(_VisionLanguage, vision_language.Qw
 
 
 CLASSES: dict[str, type[nn.Module]] = {
+    "DeepseekV3ForCausalLM": AtomDeepseekV3ForCausalLM,
+    "DeepseekV32ForCausalLM": AtomDeepseekV32ForCausalLM,
+    "LlamaForCausalLM": AtomLlamaForCausalLM,
+    "Qwen3ForCausalLM": AtomQwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": AtomQwen3MoeForCausalLM,
     "Qwen3NextForCausalLM": AtomQwen3NextForCausalLM,
     "Qwen3_5ForCausalLM": AtomQwen3_5ForCausalLM,
     "Qwen3_5MoeForCausalLM": AtomQwen3_5MoeForCausalLM,
@@ -101,6 +155,16 @@ def _tied(parameters: dict[str, nn.Parameter], weights: Iterable[tuple[str, Tens
     for name, tensor in weights:
         if name.endswith("embed_tokens.weight"):
             yield from _load(parameters, "lm_head.weight", tensor)
+
+
+def _loading_head(
+    parameters: dict[str, nn.Parameter], weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same weights; the embedding is loaded into this stage's head, if it has one, as it goes by."""
+    for name, tensor in weights:
+        for _ in _tied(parameters, [(name, tensor)]):
+            pass
+        yield name, tensor
 
 
 def _without_prefix(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

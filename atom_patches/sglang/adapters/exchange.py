@@ -18,7 +18,7 @@ from sglang.srt.layers.moe.utils import (
 from sglang.srt.runtime_context import get_forward, get_parallel
 from torch import Tensor
 
-from atom_patches.models.norms import GemmaRmsNorm
+from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import LayerPlace
 from atom_patches.sglang.adapters.current import current_batch
 
@@ -26,7 +26,7 @@ from atom_patches.sglang.adapters.current import current_batch
 class CommunicatorNorm:
     """A norm as SGLang's communicator calls it."""
 
-    def __init__(self, norm: GemmaRmsNorm) -> None:
+    def __init__(self, norm: RmsNorm) -> None:
         self._norm = norm
 
     def __call__(
@@ -40,7 +40,7 @@ class CommunicatorNorm:
 class LayerExchange:
     """`models.parts.Exchange` of SGLang's communicator; a plain object: the norms are the decoder layer's modules."""
 
-    def __init__(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> None:
+    def __init__(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> None:
         self._sparse = place.sparse
         modes = LayerScatterModes.init_new(
             layer_id=place.index,

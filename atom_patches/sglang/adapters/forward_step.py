@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atom_patches.models.decoder import Carried, DecoderOutput, HybridDecoder
+from atom_patches.models.decoder import Carried, Decoder, DecoderOutput
 from atom_patches.runtime import context
 from atom_patches.runtime.idle import Fallback, ModelInputs, dummy_inputs, one_row
 from atom_patches.runtime.step import StepPlan, count_tokens
@@ -59,7 +59,7 @@ class StepInputs:
 
 
 def forward_step(
-    decoder: HybridDecoder,
+    decoder: Decoder,
     batch: ForwardBatch,
     inputs: StepInputs,
     *,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,9 +13,8 @@ from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
-from atom_patches.models.decoder import Carried, HybridDecoder
-from atom_patches.models.qwen3_5 import qwen3_5
-from atom_patches.models.qwen3_next import qwen3_next
+from atom_patches.models import families
+from atom_patches.models.decoder import Carried
 from atom_patches.runtime.idle import Fallback, ModelInputs
 from atom_patches.sglang.adapters.experts import RoutedExperts
 from atom_patches.sglang.adapters.forward_step import StepInputs, forward_step
@@ -35,13 +34,13 @@ class AtomLanguageModel(nn.Module):
     `layers_to_capture`.
     """
 
-    make: ClassVar[Callable[..., HybridDecoder]]
+    family: ClassVar[str]
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
         self.config = config
         self.pp_group = get_pp_group()
-        self.decoder = type(self).make(config, SglangParts(quant_config), prefix=prefix)
+        self.decoder = families.make(self.family, config, SglangParts(quant_config), prefix=prefix)
         self.layers_to_capture: list[int] = []
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         self._position_axes = 3 if "mrope_section" in rope else 1
@@ -119,13 +118,43 @@ class AtomLanguageModel(nn.Module):
         return Fallback(next(self.parameters()).device, self._position_axes)
 
 
+class DeepseekV3LanguageModel(AtomLanguageModel):
+    """Of DeepSeek-V3."""
+
+    family = "deepseek_v3"
+
+
+class DeepseekV32LanguageModel(AtomLanguageModel):
+    """Of DeepSeek-V3.2."""
+
+    family = "deepseek_v32"
+
+
+class LlamaLanguageModel(AtomLanguageModel):
+    """Of Llama."""
+
+    family = "llama"
+
+
+class Qwen3LanguageModel(AtomLanguageModel):
+    """Of Qwen3, dense."""
+
+    family = "qwen3"
+
+
+class Qwen3MoeLanguageModel(AtomLanguageModel):
+    """Of Qwen3 with experts."""
+
+    family = "qwen3_moe"
+
+
 class Qwen3_5LanguageModel(AtomLanguageModel):
     """Of Qwen3.5: dense, with experts, or that of a vision-language model."""
 
-    make = staticmethod(qwen3_5)
+    family = "qwen3_5"
 
 
 class Qwen3NextLanguageModel(AtomLanguageModel):
     """Of Qwen3-Next."""
 
-    make = staticmethod(qwen3_next)
+    family = "qwen3_next"

@@ -16,11 +16,21 @@ from sglang.srt.model_loader.weight_utils import sharded_weight_loader
 from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
-from atom_patches.models.norms import GemmaRmsNorm
-from atom_patches.models.parts import AttentionShape, ExpertsShape, Group, LayerPlace, RotaryShape, Stage
+from atom_patches.models.lightning_indexer import IndexerShape
+from atom_patches.models.norms import RmsNorm
+from atom_patches.models.parts import (
+    AttentionShape,
+    ExpertsShape,
+    Group,
+    LatentShape,
+    LayerPlace,
+    RotaryShape,
+    Stage,
+)
 from atom_patches.sglang.adapters.attention import PagedAttention
 from atom_patches.sglang.adapters.exchange import LayerExchange
 from atom_patches.sglang.adapters.experts import RoutedExperts
+from atom_patches.sglang.adapters.latent import ByHead, Indexer, LatentPagedAttention, latent_scaling
 from atom_patches.sglang.adapters.linear import Column, QueryKeyValue, Row
 from atom_patches.sglang.adapters.recurrence import Recurrence, Run
 
@@ -60,17 +70,19 @@ class SglangParts:
         quant = self._quant_config if quantised else None
         return Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, tp_rank=rank, tp_size=size)
 
-    def qkv(self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str) -> nn.Module:
+    def qkv(
+        self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
+    ) -> nn.Module:
         rank, size = _place("attention")
         return QueryKeyValue(
-            inputs, head_size, heads, kv_heads, False,
+            inputs, head_size, heads, kv_heads, bias,
             quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
         )  # fmt: skip
 
-    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str) -> nn.Module:
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
         rank, size = _place(group)
         return Row(
-            inputs, outputs, False, input_is_parallel=True, reduce_results=False,
+            inputs, outputs, bias, input_is_parallel=True, reduce_results=False,
             quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
         )  # fmt: skip
 
@@ -80,19 +92,20 @@ class SglangParts:
         return parameter
 
     def rotary(self, shape: RotaryShape) -> nn.Module:
-        scaling = dict(shape.scaling or {})
+        scaling = dict((latent_scaling(shape) if shape.interleaved else shape.scaling) or {})
         if shape.sections is not None:
             scaling |= {"mrope_section": list(shape.sections), "mrope_interleaved": True}
             scaling.setdefault("rope_type", "default")
-        return get_rope(
+        rotary = get_rope(
             head_size=shape.head_size,
             rotary_dim=shape.rotary_size,
             max_position=shape.max_position,
             base=shape.theta,
             rope_scaling=scaling or None,
-            is_neox_style=True,
+            is_neox_style=not shape.interleaved,
             dtype=torch.get_default_dtype(),
         )
+        return ByHead(rotary, shape.head_size) if shape.interleaved else rotary
 
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
         return PagedAttention(
@@ -106,13 +119,26 @@ class SglangParts:
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
         return RoutedExperts(layer, shape, quant_config=self._quant_config, prefix=prefix)
 
-    def exchange(self, place: LayerPlace, input_norm: GemmaRmsNorm, post_norm: GemmaRmsNorm) -> LayerExchange:
+    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
+        return RoutedExperts(layer, shape, quant_config=self._quant_config, prefix=prefix, bias=bias)
+
+    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+        return LatentPagedAttention(layer, shape, quant_config=self._quant_config, prefix=prefix)
+
+    def indexer(
+        self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
+    ) -> nn.Module:
+        return Indexer(layer, shape, hidden, query_rank, rotary, quant_config=self._quant_config, prefix=prefix)
+
+    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> LayerExchange:
         return LayerExchange(place, input_norm, post_norm)
 
 
 def _place(group: Group) -> tuple[int, int]:
     """This rank and the number of ranks over which a group's weights are spread."""
     parallel = get_parallel()
+    if group == "whole":
+        return 0, 1
     if group == "attention":
         return parallel.attn_tp_rank, parallel.attn_tp_size
     if group == "shared_expert" and not get_moe_a2a_backend().is_none():

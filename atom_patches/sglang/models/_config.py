@@ -1,6 +1,7 @@
-"""What the ATOM decoders read from, and refuse in, SGLang's configuration.
+"""What the ATOM decoders read from SGLang's configuration, and what of it they leave to SGLang's own models.
 
-Imports neither torch nor SGLang: the parent process decides here before a scheduler exists.
+Imports no SGLang, and a family's file only to read a checkpoint: the parent process decides here, before there is a
+scheduler.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import PatchError, Verdict, settings
+from atom_patches.core.conditions import refusals
+from atom_patches.models import families
+from atom_patches.models.families import ARCHITECTURES
+from atom_patches.sglang.adapters.server_args import model_config
+from atom_patches.sglang.sparse_mla._config import sparse_mla_asked
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
 OPTION = "ATOM_MODELS"
 
-FAMILIES = {
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
-}
-"""Architectures, as checkpoints name them, that an ATOM decoder serves, and the decoder's family."""
+IMPL = "atom"
+"""The value of --model-impl that requires an ATOM decoder; SGLang's own option takes any name."""
+
+HYBRIDS = frozenset({"qwen3_5", "qwen3_next"})
+"""Families with recurrent layers, whose drafts are verified."""
+
+LATENT_BACKENDS = frozenset({"fa3", "torch_native", "triton"})
+"""Attention backends of SGLang that take a prefill's queries in the space of the latents."""
 
 EXCHANGES = frozenset({"none", "mori", "deepep"})
 """All-to-all backends whose dispatch and combine belong to the experts that SGLang builds."""
@@ -33,30 +39,52 @@ def atom_models_asked(config: ServerArgs) -> Verdict:
     """Whether the configuration's model runs on an ATOM decoder.
 
     Raises:
-        PatchError: it is to, together with an option that is not served.
+        PatchError: --model-impl atom, and it cannot.
     """
-    families = settings.model_families()
-    if not families:
+    impl = str(config.model_impl).lower()
+    if impl not in ("auto", IMPL):
+        return Verdict(False, f"--model-impl is {impl}")
+    verdict = _decide(config, frozenset(settings.MODEL_FAMILIES) if impl == IMPL else settings.model_families())
+    if impl == IMPL and not verdict.ok:
+        raise PatchError(
+            f"--model-impl {IMPL} requires an ATOM decoder, but {verdict.reason}\n"
+            "Change that, or leave the option out, and SGLang's own model runs"
+        )
+    return verdict
+
+
+def _decide(config: ServerArgs, named: frozenset[str]) -> Verdict:
+    if not named:
         return Verdict(False, f"{OPTION} is 0")
-    architecture = str(config.get_model_config().hf_config.architectures[0])
-    family = FAMILIES.get(architecture)
+    architecture = str(model_config(config).hf_config.architectures[0])
+    family = ARCHITECTURES.get(architecture)
     if family is None:
         return Verdict(False, f"{architecture} has no ATOM decoder")
-    if family not in families:
+    if family not in named:
         return Verdict(False, f"{OPTION} does not name {family}")
-    found = list(unserved(config))
+    found = refusals(unserved(config, family))
     if found:
-        reasons = "\n".join(f"  - {reason}" for reason in found)
-        raise PatchError(f"{OPTION} asks for the ATOM decoder of {architecture}, which does not serve:\n{reasons}")
-    return Verdict(True, f"{OPTION} names {family}, the family of {architecture}")
+        reasons = "; ".join(found)
+        return Verdict(False, f"the ATOM decoder of {architecture} does not serve: {reasons}", asked=True)
+    return Verdict(True, f"the ATOM decoder of {family}, the family of {architecture}, is asked for")
 
 
-def unserved(config: ServerArgs) -> Iterator[str]:
-    """One sentence for each option that the ATOM decoders do not serve: what was found, and what to do."""
+def unserved(config: ServerArgs, family: str) -> Iterator[str]:
+    """A few words for each setting that the ATOM decoder does not serve: what was found, and what to do."""
+    yield from _checkpoint(config, family)
     yield from _layout(config)
     yield from _formats(config)
     yield from _states(config)
+    yield from _latents(config, family)
+    yield from _drafts(config, family)
     yield from _graphs(config)
+
+
+def _checkpoint(config: ServerArgs, family: str) -> Iterator[str]:
+    try:
+        families.read(family, config.get_model_config().hf_text_config)
+    except (AttributeError, ValueError) as error:
+        yield f"the checkpoint: {error}"
 
 
 def _layout(config: ServerArgs) -> Iterator[str]:
@@ -102,6 +130,10 @@ def _formats(config: ServerArgs) -> Iterator[str]:
         yield f"--torchao-config {config.torchao_config}: leave it out"
     if config.enable_lora:
         yield "--enable-lora: leave it out"
+    if config.is_embedding:
+        yield "--is-embedding: leave it out"
+    if config.rl_on_policy_target is not None:
+        yield f"--rl-on-policy-target {config.rl_on_policy_target}: leave it out"
     if config.encoder_only or config.language_only:
         yield "--encoder-only and --language-only: leave them out"
 
@@ -116,13 +148,40 @@ def _states(config: ServerArgs) -> Iterator[str]:
         yield "--enable-linear-replayssm and --enable-linear-replayssm-spec: leave them out"
     if config.enable_unified_memory or config.enable_page_major_kv_layout:
         yield "--enable-unified-memory and --enable-page-major-kv-layout: leave them out"
-    if config.speculative_algorithm is not None and (config.speculative_eagle_topk or 1) > 1:
+
+
+def _latents(config: ServerArgs, family: str) -> Iterator[str]:
+    """What DeepSeek's attention needs of a backend: that prefills, too, come in the space of the latents."""
+    if family not in ("deepseek_v3", "deepseek_v32"):
+        return
+    if config.enable_deterministic_inference:
+        yield "--enable-deterministic-inference: leave it out"
+    if family == "deepseek_v32":
+        asked = sparse_mla_asked(config)
+        if not asked.ok:
+            yield f"sparse attention on SGLang's own kernels ({asked.reason})"
+        return
+    named = set(config.get_attention_backends())
+    if named - LATENT_BACKENDS:
+        yield (
+            f"--attention-backend {', '.join(sorted(map(str, named - LATENT_BACKENDS)))}: "
+            f"use one of {', '.join(sorted(LATENT_BACKENDS))}"
+        )
+
+
+def _drafts(config: ServerArgs, family: str) -> Iterator[str]:
+    algorithm = config.speculative_algorithm
+    if algorithm is None:
+        return
+    if family not in HYBRIDS or algorithm == "STANDALONE":  # whose draft may be of a family that has a decoder here
+        yield f"--speculative-algorithm {algorithm}: leave it out"
+    elif (config.speculative_eagle_topk or 1) > 1:
         yield f"--speculative-eagle-topk {config.speculative_eagle_topk}: trees of drafts are not verified; use 1"
 
 
 def _graphs(config: ServerArgs) -> Iterator[str]:
     prefill = config.cuda_graph_config.prefill.backend
-    if str(config.device) == "cuda" and prefill != "disabled":
-        yield f"CUDA graphs of prefills ({prefill}): use --cuda-graph-backend-prefill disabled"
+    if ("prefill", "backend") in config._cuda_graph_config_locked and prefill != "disabled":
+        yield f"--cuda-graph-backend-prefill {prefill}: leave it out"
     if config.enable_torch_compile:
         yield "--enable-torch-compile: leave it out"

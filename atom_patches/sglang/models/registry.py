@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.sglang.models._config import FAMILIES, atom_models_asked
+from atom_patches.models.families import ARCHITECTURES
+from atom_patches.sglang.models._config import atom_models_asked
 
 PATCH = Patch(
     id="sglang.models.registry",
@@ -33,6 +34,10 @@ PATCH = Patch(
         "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend",
         "sglang.srt.layers.logits_processor:LogitsProcessor._get_pruned_states",
         "sglang.srt.layers.radix_attention:RadixAttention.forward",
+        "sglang.srt.models.qwen3_5_text:Qwen3_5ForCausalLM",
+        "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla:"
+        "DeepseekMLAForwardMixin.forward_absorb_core",
     ),
     upstream="none: SGLang's plugins cannot name a class for an architecture",
 )
@@ -43,7 +48,7 @@ def answer_with_ours(original: Any) -> Any:
     """The class for one architecture: ours where there is one."""
 
     def _try_load_model_cls(self: Any, model_arch: str) -> Any:
-        if model_arch not in FAMILIES:
+        if model_arch not in ARCHITECTURES:
             return original(self, model_arch)
         from atom_patches.sglang.adapters.classes import CLASSES
 

@@ -1,4 +1,5 @@
-"""A plugin of SGLang's that writes down every step of an ATOM decoder: its plan, and the layers that ran in it.
+"""A plugin of SGLang's that writes down every step of an ATOM decoder: its plan, and the layers that ran in it, those
+whose experts are this package's kernels, and of these those that take the shared expert along.
 
 One line of JSON a step and process, in the directory LAYER_PROBE. With the plugin named in SGLANG_PLUGINS, and the
 folder of this file on PYTHONPATH, it is in every scheduler; it changes nothing but that.
@@ -20,9 +21,9 @@ def install() -> None:
     """Wrap the decoder and its layers."""
     from atom_patches.models import decoder
 
-    if getattr(decoder.HybridDecoder.forward, "probed", False):
+    if getattr(decoder.Decoder.forward, "probed", False):
         return
-    layer_forward, decoder_forward = decoder.HybridLayer.forward, decoder.HybridDecoder.forward
+    layer_forward, decoder_forward = decoder.DecoderLayer.forward, decoder.Decoder.forward
 
     def count(self: Any, *args: Any, **kwargs: Any) -> Any:
         ran = _ran.get()
@@ -34,14 +35,23 @@ def install() -> None:
         token = _ran.set(Counter())
         try:
             output = decoder_forward(self, *args, **kwargs)
-            _append(_ran.get() or Counter(), output)
+            _append((_ran.get() or Counter()) + experts_of(self), output)
             return output
         finally:
             _ran.reset(token)
 
     write.probed = True  # type: ignore[attr-defined]
-    decoder.HybridLayer.forward = count
-    decoder.HybridDecoder.forward = write
+    decoder.DecoderLayer.forward = count
+    decoder.Decoder.forward = write
+
+
+def experts_of(decoder: Any) -> Counter[str]:
+    """Layers whose experts are this package's kernels, and that take the shared expert along."""
+    found: Counter[str] = Counter()
+    for module in decoder.modules():
+        found["own"] += getattr(module, "own", False)
+        found["along"] += getattr(module, "taken_along", False)
+    return found
 
 
 def _append(ran: Counter[str], output: Any) -> None:

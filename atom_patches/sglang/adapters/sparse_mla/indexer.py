@@ -19,6 +19,7 @@ from sglang.srt.utils import add_prefix
 from torch import Tensor, nn
 
 from atom_patches.models.lightning_indexer import IndexerShape, select, write_keys
+from atom_patches.models.products import linear_in_float32
 from atom_patches.sglang.adapters.sparse_mla.caches import index_cache
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class SparseIndexer(nn.Module):
             return None
         q = self.wq_b(q_lora)[0].unflatten(-1, (self.shape.heads, self.shape.head_size))
         out = backend.selected(rows)
-        gates = _gates(_plain(x), self.weights_proj.weight)
+        gates = linear_in_float32(_plain(x), self.weights_proj.weight)
         select(q, gates, cos, sin, cache, step.selection, self.shape, backend.workspace, out)
         return out
 
@@ -112,15 +113,6 @@ def _angles(rotary: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = rotary.cos_sin_cache[positions].chunk(2, dim=-1)
         return cos, sin
     return rotary.cos_cache[positions].flatten(1), rotary.sin_cache[positions].flatten(1)  # AITER keeps them apart
-
-
-def _gates(x: Tensor, weight: Tensor) -> Tensor:
-    """The projection [rows, heads] in float32, as exactly as the device gives it in one product."""
-    if x.dtype != weight.dtype or not x.is_cuda:
-        return nn.functional.linear(x.float(), weight.float())
-    if torch.version.hip is not None:
-        return nn.functional.linear(x, weight).float()
-    return torch.mm(x, weight.t(), out_dtype=torch.float32)  # pyright: ignore[reportCallIssue]
 
 
 def _plain(x: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -1,0 +1,23 @@
+"""Llama: attention and an MLP in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atom_patches.models.config import DecoderConfig, read_dense
+from atom_patches.models.decoder import Decoder
+from atom_patches.models.parts import Parts
+
+
+def llama_config(hf: Any) -> DecoderConfig:
+    """From a checkpoint's configuration.
+
+    Raises:
+        ValueError: it asks for something that the decoder does not compute.
+    """
+    return read_dense(hf, (False,) * hf.num_hidden_layers, None, qk_norm=False)
+
+
+def llama(hf: Any, parts: Parts, *, prefix: str = "model") -> Decoder:
+    """The decoder of a checkpoint's configuration."""
+    return Decoder(llama_config(hf), parts, prefix=prefix)

@@ -1,0 +1,1 @@
+"""The ATOM decoders built of vLLM's layers: its attention, linear layers, experts, caches and weight loaders."""

@@ -1,0 +1,118 @@
+"""The parts of which vLLM's worker builds an ATOM decoder."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
+from vllm.distributed.utils import get_pp_indices
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+from vllm.model_executor.utils import set_weight_attrs
+
+from atom_patches.models.norms import RmsNorm
+from atom_patches.models.parts import AttentionShape, ExpertsShape, Group, LayerPlace, Recurrence, RotaryShape, Stage
+from atom_patches.vllm.adapters.models.exchange import LayerExchange
+from atom_patches.vllm.adapters.models.experts import RoutedExperts
+from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
+from atom_patches.vllm.adapters.models.rotary import Rotary
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Filters(MergedColumnParallelLinear):
+    """A matrix that is never multiplied: nothing may pack it after loading."""
+
+    def __init__(self, inputs: int, outputs: list[int], prefix: str) -> None:
+        super().__init__(inputs, outputs, bias=False, prefix=prefix)
+        self.quant_method = None
+
+
+class VllmParts:
+    """`models.parts.Parts` of vLLM's layers.
+
+    Args:
+        config: vLLM's.
+        prefix: the decoder's name, by which vLLM finds its recurrent layers.
+    """
+
+    def __init__(self, config: VllmConfig, prefix: str) -> None:
+        self._config = config
+        self._quant_config = config.quant_config
+        self._prefix = prefix
+        self._recurrent_layers = 0
+
+    def stage(self, layers: int) -> Stage:
+        group = get_pp_group()
+        start, end = get_pp_indices(layers, group.rank_in_group, group.world_size)
+        return Stage(start, end, first=group.is_first_rank, last=group.is_last_rank)
+
+    def local_heads(self, total: int) -> int:
+        ranks = get_tensor_model_parallel_world_size()
+        if total % ranks and ranks % total:
+            raise ValueError(
+                f"{total} heads cannot be spread over {ranks} ranks: neither number divides the other. Choose "
+                "--tensor-parallel-size so that it divides the heads"
+            )
+        return max(1, total // ranks)
+
+    def embedding(self, vocabulary: int, hidden: int, *, prefix: str) -> nn.Module:
+        return VocabParallelEmbedding(vocabulary, hidden, prefix=prefix)
+
+    def column(
+        self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
+    ) -> nn.Module:
+        if not quantised:
+            return Filters(inputs, list(outputs), prefix)
+        return MergedColumnParallelLinear(
+            inputs, list(outputs), bias=False, quant_config=self._quant_config, prefix=prefix, return_bias=False
+        )
+
+    def qkv(
+        self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
+    ) -> nn.Module:
+        return QKVParallelLinear(
+            inputs, head_size, heads, kv_heads, bias=bias,
+            quant_config=self._quant_config, prefix=prefix, return_bias=False,
+        )  # fmt: skip
+
+    def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
+        return RowParallelLinear(
+            inputs, outputs, bias=bias, quant_config=self._quant_config, prefix=prefix, return_bias=False
+        )
+
+    def head_parameter(self, heads: int) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(self.local_heads(heads), dtype=torch.float32), requires_grad=False)
+        set_weight_attrs(parameter, {"weight_loader": sharded_weight_loader(0)})
+        return parameter
+
+    def rotary(self, shape: RotaryShape) -> nn.Module:
+        return Rotary(shape)
+
+    def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
+        return Attention(
+            shape.heads, shape.head_size, shape.scale, num_kv_heads=shape.kv_heads,
+            cache_config=self._config.cache_config, quant_config=self._quant_config, prefix=prefix,
+        )  # fmt: skip
+
+    def recurrence(self, layer: int, run: Recurrence) -> RecurrentLayer:
+        self._recurrent_layers += 1
+        name = f"{self._prefix}.layers.{layer}.linear_attn"
+        return RecurrentLayer(layer, run, self._config, name, rehearses=self._recurrent_layers == 1)
+
+    def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
+        return RoutedExperts(shape, quant_config=self._quant_config, prefix=prefix)
+
+    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> LayerExchange:
+        return LayerExchange(input_norm, post_norm)

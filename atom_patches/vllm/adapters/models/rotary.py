@@ -1,0 +1,47 @@
+"""Rotary positions with vLLM's tables of angles: its own operation, or one kernel with the norms before it."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from atom_patches.core import settings
+from atom_patches.kernels.qk_norm_rope_cache import qk_norm_rope_cache
+from atom_patches.models.norms import RmsNorm
+from atom_patches.models.parts import RotaryShape
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys."""
+
+    def __init__(self, shape: RotaryShape) -> None:
+        super().__init__()
+        said: dict[str, Any] = {"rope_type": "default", **(shape.scaling or {}), "rope_theta": shape.theta}
+        said["rope_dim"] = shape.rotary_size
+        if shape.sections is not None:
+            said |= {"mrope_section": list(shape.sections), "mrope_interleaved": True}
+        self.shape = shape
+        self.rope = get_rope(shape.head_size, shape.max_position, rope_parameters=said)
+        self.prepares = "qk_rope" in settings.fusions()
+
+    def forward(self, positions: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rope(positions, queries, keys)
+
+    def prepare(
+        self, qkv: Tensor, positions: Tensor, heads: tuple[int, int], norms: tuple[RmsNorm, RmsNorm] | None, gated: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """From the projection to queries, keys, values and the gate, all `[rows, heads, size]`."""
+        table: Any = self.rope.cos_sin_cache
+        normed: dict[str, Any] = {}
+        if norms is not None:
+            of_queries, of_keys = norms
+            normed = {"q_weight": of_queries.weight, "k_weight": of_keys.weight}
+            normed |= {"eps": of_queries.variance_epsilon, "gemma": of_queries.gemma}
+        return qk_norm_rope_cache(
+            qkv, positions, table, num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=self.shape.head_size,
+            gated=gated, mrope_section=self.shape.sections, mrope_interleaved=self.shape.sections is not None, **normed,
+        )  # fmt: skip

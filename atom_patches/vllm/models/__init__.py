@@ -1,0 +1,1 @@
+"""ATOM decoders in place of vLLM's own."""

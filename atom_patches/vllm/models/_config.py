@@ -1,0 +1,169 @@
+"""What the ATOM decoders read from vLLM's configuration, and what of it they leave to vLLM's own models.
+
+Imports no vLLM, and a family's file only to read a checkpoint: the parent process decides here, before there is an
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from atom_patches.core import PatchError, Verdict, settings
+from atom_patches.core.conditions import refusals
+from atom_patches.models import families
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+OPTION = "ATOM_MODELS"
+GROUP = "vllm.models"
+IMPL = "atom"
+"""The value of --model-impl that requires an ATOM decoder; vLLM's own option takes any name."""
+
+SERVED = frozenset(
+    {
+        "LlamaForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+"""Architectures, as checkpoints name them, for which there is a class here."""
+
+HYBRIDS = frozenset({"qwen3_next", "qwen3_5"})
+"""Families with GatedDeltaNet layers."""
+
+DEVICES = frozenset({"cpu", "cuda"})
+"""Platforms by the name of their devices; ROCm's are `cuda`, too."""
+
+UNUSUAL = {
+    "layer_scale": False,
+    "dual_chunk_attention_config": None,
+    "qkv_bias": False,
+    "bias": False,
+    "logit_scale": 1.0,
+    "is_causal": True,
+}
+"""What vLLM's models read besides from checkpoints of these families, and what the decoders take for granted."""
+
+
+def atom_models_asked(config: VllmConfig) -> Verdict:
+    """Whether the configuration's model runs on an ATOM decoder.
+
+    Raises:
+        PatchError: --model-impl atom, and it cannot.
+    """
+    if config.model_config is None:
+        return Verdict(False, "the configuration names no model")
+    impl = str(config.model_config.model_impl)
+    if impl not in ("auto", IMPL):
+        return Verdict(False, f"--model-impl is {impl}")
+    verdict = _decide(config, frozenset(settings.MODEL_FAMILIES) if impl == IMPL else settings.model_families())
+    if impl == IMPL and not verdict.ok:
+        raise PatchError(
+            f"--model-impl {IMPL} requires an ATOM decoder, but {verdict.reason}\n"
+            "Change that, or leave the option out, and vLLM's own model runs"
+        )
+    return verdict
+
+
+def refuse_if_off(impl: str) -> None:
+    """For engines whose configuration is not looked at, because the ATOM models are switched off.
+
+    Raises:
+        PatchError: --model-impl atom, and they are.
+    """
+    if impl == IMPL and settings.feature(GROUP) == "0":
+        raise PatchError(
+            f"--model-impl {IMPL} requires an ATOM decoder, but {settings.feature_variable(GROUP)}=0 keeps them off\n"
+            "Leave one of the two out"
+        )
+
+
+def _decide(config: VllmConfig, named: frozenset[str]) -> Verdict:
+    if not named:
+        return Verdict(False, f"{OPTION} is 0")
+    architecture = str(config.model_config.architecture)
+    family = families.ARCHITECTURES.get(architecture) if architecture in SERVED else None
+    if family is None:
+        return Verdict(False, f"{architecture} has no ATOM decoder", asked=True)
+    if family not in named:
+        return Verdict(False, f"{OPTION} does not name {family}")
+    found = refusals(unserved(config, family))
+    if found:
+        return Verdict(False, f"the ATOM decoder of {architecture} does not serve: {'; '.join(found)}", asked=True)
+    return Verdict(True, f"the ATOM decoder of {family}, the family of {architecture}, is asked for")
+
+
+def unserved(config: VllmConfig, family: str) -> Iterator[str]:
+    """A few words for each setting that the ATOM decoder does not serve: what was found, and what to do."""
+    yield from _platform(config)
+    yield from _layout(config, family)
+    yield from _features(config)
+    yield from _checkpoint(config.model_config.hf_text_config, family)
+
+
+def _platform(config: VllmConfig) -> Iterator[str]:
+    device = config.device_config.device_type
+    if device not in DEVICES:
+        yield f"the platform {device}: use one of {', '.join(sorted(DEVICES))}"
+
+
+def _layout(config: VllmConfig, family: str) -> Iterator[str]:
+    parallel: Any = config.parallel_config
+    for option, size in (
+        ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
+        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
+    ):
+        if size != 1:
+            yield f"{option} {size}: leave it at 1"
+    if parallel.enable_eplb:
+        yield "--enable-eplb: leave it out"
+    if parallel.enable_elastic_ep:
+        yield "--enable-elastic-ep: leave it out"
+    if parallel.enable_dbo or parallel.ubatch_size > 1:
+        yield "micro-batches (--enable-dbo, --ubatch-size): leave them out"
+    if parallel.use_sequence_parallel_moe:
+        yield "--enable-expert-parallel with data and tensor parallelism, which cuts rows: leave one of the three out"
+    heads = config.model_config.hf_text_config
+    ranks = parallel.tensor_parallel_size
+    if family in HYBRIDS and heads.linear_num_key_heads % ranks:
+        yield f"--tensor-parallel-size {ranks}: use a divisor of the {heads.linear_num_key_heads} recurrent key heads"
+
+
+def _features(config: VllmConfig) -> Iterator[str]:
+    model: Any = config.model_config
+    if model.quantization is not None:
+        yield f"quantised weights ({model.quantization}): use an unquantised checkpoint"
+    if model.runner_type != "generate" or model.convert_type != "none":
+        yield f"--runner {model.runner_type}, --convert {model.convert_type}: use generate and none"
+    if model.get_sliding_window() is not None:
+        yield f"a sliding window of {model.get_sliding_window()} tokens: use a checkpoint with full attention"
+    if config.load_config.load_format == "sharded_state":
+        yield "--load-format sharded_state: use a checkpoint as it was published"
+    if config.speculative_config is not None:
+        yield f"--speculative-config (method {config.speculative_config.method}): leave it out"
+    if config.lora_config is not None:
+        yield "--enable-lora: leave it out"
+    if config.cache_config.mamba_cache_mode == "all":
+        yield "--mamba-cache-mode all: use align"
+    if config.compilation_config.pass_config.enable_sp:
+        yield "sequence parallelism (pass_config.enable_sp): leave it out"
+    offload: Any = config.offload_config
+    if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
+        yield "weights that are moved away (--cpu-offload-gb, --offload-group-size): leave these out"
+
+
+def _checkpoint(text: Any, family: str) -> Iterator[str]:
+    """What decoders would compute otherwise than the checkpoint wants."""
+    for name, usual in UNUSUAL.items():
+        value = getattr(text, name, usual)
+        if value != usual:
+            yield f"the checkpoint: {name} must be {usual!r}, got {value!r}"
+    try:
+        families.read(family, text)
+    except (AttributeError, ValueError) as error:
+        yield f"the checkpoint: {error}"

@@ -1,0 +1,40 @@
+"""On the CPU, experts run on this package's operation instead of vLLM's kernel; a `setup` of traffic.py.
+
+vLLM packs weights for its kernels after loading and drops them; here it keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.vllm import layer_probe
+
+_along: list[bool] = []
+
+
+def install() -> None:
+    """From now on, in this process."""
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    from atom_patches.vllm.adapters.models import experts
+
+    layer_probe.install()
+    experts._as_stored = lambda _: True
+    UnquantizedFusedMoEMethod.process_weights_after_loading = lambda self, layer: None
+    UnquantizedLinearMethod.process_weights_after_loading = lambda self, layer: utils.dispatch_cpu_unquantized_gemm(
+        layer, remove_weight=False
+    )
+    take_along = experts.RoutedExperts.take_along
+
+    def noted(self: Any, shared: Any, gate: Any) -> bool:
+        _along.append(take_along(self, shared, gate))
+        return _along[-1]
+
+    experts.RoutedExperts.take_along = noted
+
+
+def report() -> dict[str, Any]:
+    """What layer_probe reports, and for each layer whether it took its shared expert along."""
+    return {**layer_probe.report(), "along": _along}
