@@ -2,7 +2,10 @@
 # one with vLLM, for everything but what needs SGLang, and one with SGLang.
 
 ENGINE ?= vllm-0.20.2
-SGLANG ?= sglang-0.5.17
+# Written like a requirement, too: make demo ENGINE=vllm==0.32.0, make demo-sglang ENGINE=sglang==0.5.17.
+override ENGINE := $(subst ==,-,$(ENGINE))
+SGLANG ?= $(if $(filter sglang-%,$(ENGINE)),$(ENGINE),sglang-0.5.17)
+override SGLANG := $(subst ==,-,$(SGLANG))
 ifndef PYTHON
 PYTHON := $(shell for p in python3 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
@@ -19,7 +22,7 @@ TWO_AT_A_TIME = -n 2 --dist loadfile
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-sglang envs demo demo-sglang test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
+.PHONY: help env env-sglang envs matrix demo demo-sglang examples docs test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
 	pcp-matrix lint typecheck
 
 help: ## list the targets
@@ -36,11 +39,22 @@ env-sglang: ## build the environment with SGLang (about 2 minutes the first time
 envs:
 	@$(MAKE) --no-print-directory -j 2 env env-sglang
 
+matrix: env ## every patch on every release: applies, upstreamed, moved or unsupported (about 10 minutes; ARGS=--read: 1)
+	@$(PY) tools/matrix.py $(ARGS)
+
 demo: env ## serve a hybrid and a dense model stock and with PCP=2, same traffic, compare every token
 	@$(PY) tools/demo_pcp.py $(ARGS)
 
 demo-sglang: env-sglang ## serve hybrids with SGLang stock and with the ATOM decoders, a rank idle at times, compare every token
 	@$(SGLANG_PY) tools/demo_sglang.py $(ARGS)
+
+examples: envs ## run every example of examples/ on this machine, and compare what it prints with what it says
+	@$(PY) tools/run_examples.py $(ARGS)
+	@$(SGLANG_PY) tools/run_examples.py $(ARGS)
+
+docs: ## build the site into build/site, and fail on any warning
+	@NO_MKDOCS_2_WARNING=1 $$($(PYTHON) tools/build_env.py docs) -m mkdocs build --strict
+	@echo 'docs: build/site/index.html'
 
 test: envs lint typecheck ## lint, types and every test but the longest, the cheap ones first
 	$(PYTEST) tests --ignore tests/vllm --ignore tests/sglang -m "not long" $(TWO_AT_A_TIME) $(ARGS)

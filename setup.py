@@ -51,18 +51,26 @@ setup(
     description="ATOM's kernels, models and parallelism for unmodified vLLM and SGLang, as in-memory patches",
     long_description=description(),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     install_requires=["wrapt>=1.16", "packaging>=22"],
     packages=find_packages(include=["atom_patches", "atom_patches.*"]),
     py_modules=["atom_patches_boot"],
     extras_require={"plot": ["matplotlib>=3.7"]},
     package_data={
-        "atom_patches": ["*/fingerprints/*.json", "kernels/measured/*/*.json", "kernels/*/configs/*/*.json"]
+        "atom_patches": [
+            "*/fingerprints/*.json",
+            "cli/templates/*.txt",
+            "kernels/measured/*/*.json",
+            "kernels/*/configs/*/*.json",
+        ]
     },
     data_files=[("", ["atom_patches.pth"])],
     distclass=DistributionWithData,
     cmdclass={"install_data": install_data_beside_package},  # pyright: ignore[reportArgumentType]
     entry_points={
+        "console_scripts": ["atom-patches = atom_patches.__main__:main"],
         "vllm.general_plugins": ["atom = atom_patches_boot:vllm_general_plugin"],
         "vllm.platform_plugins": ["atom = atom_patches_boot:vllm_platform_plugin"],
         "sglang.srt.plugins": ["atom = atom_patches_boot:sglang_plugin"],

@@ -6,7 +6,13 @@ from atom_patches import arming
 
 arming.disarm()
 
-if __name__ == "__main__":
-    from atom_patches.cli import main
 
+def main() -> int:
+    """What `atom-patches` runs, too."""
+    from atom_patches import cli
+
+    return cli.main()
+
+
+if __name__ == "__main__":
     sys.exit(main())

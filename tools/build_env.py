@@ -1,4 +1,4 @@
-"""Build the environment of one engine, and join this checkout to it.
+"""Build the environment of one engine, or of the documentation, and join this checkout to it.
 
     python3 tools/build_env.py vllm-0.20.2
 
@@ -90,7 +90,7 @@ def run_pip(arguments: Sequence[str], log: Path) -> None:
 
 
 def build_base(name: str, lock: Path) -> Path:
-    """The base environment's directory; building it takes about two minutes the first time."""
+    """The base environment's directory; building one with an engine takes about two minutes the first time."""
     made_of = content_hash([lock, Path(cuda_stubs.__file__)], platform.python_version(), *INSTALL)
     base = cache_root() / "envs" / f"{name}-{made_of}"
     if (base / MARKER).exists():
@@ -100,7 +100,8 @@ def build_base(name: str, lock: Path) -> Path:
             return base
         started = time.monotonic()
         packages = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
-        say(f"building {base} (once; about 2 minutes, 3.4 GB)")
+        has_engine = any(line.startswith("torch==") for line in packages)
+        say(f"building {base} (once; about {'2 minutes, 3.4 GB' if has_engine else '20 seconds, 0.2 GB'})")
         if base.exists():
             say("an earlier build was cut short: starting over")
             shutil.rmtree(base)
@@ -109,8 +110,9 @@ def build_base(name: str, lock: Path) -> Path:
         pip = [str(base / "bin" / "python"), "-m", "pip"]
         with ticking(len(packages), site_packages(base)):
             run_pip([*pip, *INSTALL, "-r", str(lock)], base.with_name(base.name + ".log"))
-        say(f"stand-ins for {len(cuda_stubs.main(site_packages(base)))} CUDA libraries")
-        subprocess.run([str(base / "bin" / "python"), "-c", "import torch, torchvision"], check=True)
+        if has_engine:
+            say(f"stand-ins for {len(cuda_stubs.main(site_packages(base)))} CUDA libraries")
+            subprocess.run([str(base / "bin" / "python"), "-c", "import torch, torchvision"], check=True)
         (base / MARKER).write_text(f"{time.monotonic() - started:.0f} s\n")
         say(f"built in {time.monotonic() - started:.0f} s")
     return base

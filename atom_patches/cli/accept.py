@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from atom_patches.cli import CommandError, catalogue
 from atom_patches.core import reviewed, settings
 from atom_patches.core.patch import Patch
 from atom_patches.core.source import SourceError
 
+if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("accept", help="record a reviewed upstream source, so that a drifted patch applies")
+    parser = commands.add(
+        "accept",
+        "record a reviewed upstream source, so that a drifted patch applies",
+        "Record that the installed source of a patch's targets was read and that the patch still fits it: read "
+        "`explain` first.",
+        [("explain vllm.pcp.block_table", "what changed upstream"), ("accept vllm.pcp.block_table", "it still fits")],
+    )
     parser.add_argument("id", metavar="ID", help="a patch's id, or a group's name for all its members")
     parser.add_argument(
         "--ship", action="store_true", help="write into the package instead of your own file (for developers)"

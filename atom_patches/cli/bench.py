@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atom_patches import arming
-from atom_patches.cli import CommandError
+from atom_patches.cli import CommandError, bench_report
 from atom_patches.core import settings
 
 if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
     from atom_patches.kernels.results import CaseReport, Machine, Served
     from atom_patches.kernels.suite import Key, Setup
 
@@ -30,13 +31,19 @@ SLOWEST = 0.99
 """`auto` may not fall below this times the engine's own speed."""
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = commands.add(
         "bench",
-        help="time the kernels against the engine's own",
-        description="Check every provider against the reference, then time it. Exit status: 0 fine, 1 a provider is "
+        "time the kernels against the engine's own",
+        "Check every provider against the reference, then time it. Exit status: 0 fine, 1 a provider is "
         "wrong or `auto` is slower than the engine, 2 no GPU.",
+        [
+            ("bench", "every operator, beside the engine that is installed"),
+            ("bench gdn_prefill --case '16384*' --providers engine,triton", "some cases of one operator"),
+            ("bench fused_moe --warm --json found.json --html report.html", "a report to pass on"),
+            ("bench rms_norm --device cpu --case '1 x 2048*'", "try the command without a GPU"),
+        ],
     )
     parser.add_argument("filters", metavar="OP", nargs="*", help="operators or families; none: all of them")
     parser.add_argument("--case", metavar="PATTERN", default="*", help="cases whose label matches, such as '16 x*'")
@@ -46,6 +53,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu: times the references only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots, one file by itself")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios (needs matplotlib)")
     parser.add_argument("--record", action="store_true", help="write the table from which `auto` chooses on this GPU")
     parser.add_argument("--warm", action="store_true", help="compile everything first, in parallel processes")
@@ -87,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         _progress(f"recorded in {ranking.record(found.machine, found.reports)}")
     print(render(found))
     _write(arguments.json, found)
+    if arguments.html is not None:
+        arguments.html.write_text(bench_report.page(document(found)), encoding="utf-8")
     if arguments.picture is not None:
         _draw(arguments.picture, found)
     return 1 if list(_findings(found)) else 0

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atom_patches import arming
 from atom_patches.cli import CommandError
@@ -20,6 +20,7 @@ from atom_patches.runtime.link import Link
 if TYPE_CHECKING:
     from atom_patches.bench.pcp_answer import Answer, Question
     from atom_patches.bench.pcp_model import Part
+    from atom_patches.cli.parsing import Commands
     from atom_patches.kernels.suite import Setup
 
 LENGTHS = {"qwen3.6-35b-a3b": (16384, 65536, 262144), "tiny": (64, 256)}
@@ -32,14 +33,23 @@ WARM_WORKERS = 8
 """Processes that compile; each holds tensors of a part on the GPU."""
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
+    parser = commands.add(
         "bench pcp",
-        help="time each rank's work in a split prefill of a hybrid model, on one GPU",
-        description="Time the parts of a prefill on one GPU as each rank of prefill context parallelism runs them, "
+        "time each rank's work in a split prefill of a hybrid model, on one GPU",
+        "Time the parts of a prefill on one GPU as each rank of prefill context parallelism runs them, "
         "model the collectives, and compare with one rank. Exit status: 0 fine, 1 something was not measured, 2 no "
         "GPU.",
+        [
+            ("bench pcp", "2, 4 and 8 ranks, three lengths of prompts"),
+            ("bench pcp --lengths 65536 --worlds 2 --kernels auto --json parts.json", "one answer, kept"),
+            (
+                "bench pcp --parts parts.json --lengths 65536 --worlds 2 --kernels auto --link-bandwidth 50",
+                "another link",
+            ),
+            ("bench pcp --device cpu --shape tiny", "try the command without a GPU"),
+        ],
     )
     parser.add_argument("--shape", choices=tuple(LENGTHS), default="qwen3.6-35b-a3b", help="the model's dimensions")
     parser.add_argument("--lengths", type=_numbers, help="prompt lengths, separated by commas")

@@ -12,12 +12,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlparse
 
 from atom_patches.cli import catalogue
 from atom_patches.core import late, report, settings
 from atom_patches.core.patch import State
+
+if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
 
 DISTRIBUTION = "atom-patches"
 PLUGIN = "atom"
@@ -32,9 +35,16 @@ class Finding(NamedTuple):
     message: str
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("doctor", help="find what is wrong with the installation, environment or processes")
+    parser = commands.add(
+        "doctor",
+        "find what is wrong with the installation, environment or processes",
+        "Look at the installation, the variables, the engines and the running processes, and say what keeps patches "
+        "from doing what was asked. Exit status: 0 fine, 1 there is a problem.",
+        [("doctor", "problems, and what to do"), ("doctor --json", "for a script")],
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -45,11 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(_note("engines and processes were not looked at: the values above say how."))
     else:
         findings += [*engine_checks(), *process_checks()]
-    for finding in findings:
-        print(f"{'problem' if finding.is_problem else 'note'}: {finding.message}")
     problems = sum(finding.is_problem for finding in findings)
-    print(f"doctor: {problems or 'no'} problem{'' if problems == 1 else 's'}")
+    if arguments.json:
+        print(json.dumps({"problems": problems, "findings": [_plain(finding) for finding in findings]}, indent=1))
+    else:
+        for finding in findings:
+            print(f"{_word(finding)}: {finding.message}")
+        print(f"doctor: {problems or 'no'} problem{'' if problems == 1 else 's'}")
     return 1 if problems else 0
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    return {"kind": _word(finding), "message": finding.message}
+
+
+def _word(finding: Finding) -> str:
+    return "problem" if finding.is_problem else "note"
 
 
 def launch_checks() -> list[Finding]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atom_patches.cli import catalogue
 from atom_patches.core import drift, reviewed, settings, source
 from atom_patches.core.engine import Engine
 from atom_patches.core.patch import Patch, Target
+
+if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
 
 KINDS = {
     "bootstrap": "bootstrap: always on; hands the engine's configuration over",
@@ -21,10 +25,19 @@ KINDS = {
 }
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("explain", help="one patch: why, how, gates, and what changed upstream")
+    parser = commands.add(
+        "explain",
+        "one patch: why, how, gates, and what changed upstream",
+        examples=[
+            ("explain vllm.pcp.block_table", "one patch"),
+            ("explain vllm.dp_idle.post_step", "with the change upstream that it waits for"),
+            ("explain sglang.sparse_mla --json", "a whole feature, for a script"),
+        ],
+    )
     parser.add_argument("id", metavar="ID", help="a patch's id, or a group's name for all its members")
+    parser.add_argument("--json", action="store_true", help="print a JSON list, one object a patch")
     parser.set_defaults(run=run)
 
 
@@ -32,8 +45,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Print everything about one patch, or about each member of a group."""
     engine, patches = catalogue.find(arguments.id)
     installed = catalogue.installed(engine)
-    print("\n\n".join("\n".join(_lines(installed, patch)) for patch in patches))
+    if arguments.json:
+        print(json.dumps([_plain(installed, patch) for patch in patches], indent=1))
+    else:
+        print("\n\n".join("\n".join(_lines(installed, patch)) for patch in patches))
     return 0
+
+
+def _plain(installed: catalogue.Installed, patch: Patch) -> dict[str, Any]:
+    standing = catalogue.standing(installed, patch)
+    sources = reviewed.targets(patch) if installed.location is not None and patch.kind != "bootstrap" else []
+    return {
+        "id": patch.id,
+        "documentation": catalogue.documentation(installed.engine, patch),
+        **dict(_facts(patch)),
+        "state": standing.state.value,
+        "reason": standing.reason,
+        "details": catalogue.details(installed.engine, patch) if installed.location is not None else [],
+        "sources": [line.strip() for target in sources for line in _source_lines(installed.engine, patch, target)],
+    }
 
 
 def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
@@ -51,7 +81,7 @@ def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
         yield ""
         yield "  source, as installed"
         for target in reviewed.targets(patch):
-            yield from _source_lines(installed.engine, target)
+            yield from _source_lines(installed.engine, patch, target)
 
 
 def _facts(patch: Patch) -> Iterator[tuple[str, str]]:
@@ -76,13 +106,13 @@ def _condition(patch: Patch) -> str:
     return summary or "decided from the engine's configuration"
 
 
-def _source_lines(engine: Engine, target: Target) -> Iterator[str]:
+def _source_lines(engine: Engine, patch: Patch, target: Target) -> Iterator[str]:
     try:
         lines = drift.current_lines(target)
     except source.SourceError as error:
         yield f"    {target}: gone: {error}"
         return
-    known = reviewed.fingerprints(engine, target)
+    known = reviewed.fingerprints(engine, target, patch)
     current = drift.fingerprint(lines)
     same = [version for version, one in known.items() if one.hash == current.hash]
     yield f"    {target}  {current.hash}  {_verdict(same, list(known))}"

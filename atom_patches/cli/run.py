@@ -8,14 +8,26 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from atom_patches.cli import CommandError, doctor
 
+if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("run", help="arm, check, and launch: run -- vllm serve ...")
+    parser = commands.add(
+        "run",
+        "arm, check, and launch: run -- vllm serve ...",
+        "Check the environment, set ATOM_PATCHES=1 and become the command. Nothing is started if something is wrong.",
+        [
+            ("run -- vllm serve MODEL --prefill-context-parallel-size 2", "vLLM"),
+            ("run -- python -m sglang.launch_server --model-path MODEL", "SGLang"),
+            ("run -- python script.py", "a script of your own"),
+        ],
+    )
     parser.add_argument("command", metavar="-- COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
     parser.set_defaults(run=run)
 

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atom_patches import __version__
-from atom_patches.cli import catalogue
+from atom_patches.cli import catalogue, colour
 from atom_patches.core import report, settings
 from atom_patches.core.patch import Patch
 
+if TYPE_CHECKING:
+    from atom_patches.cli.parsing import Commands
+
 WIDTH = 110
 
+COLOURS: dict[str, colour.Colour] = {
+    "applied": "green",
+    "pending": "cyan",
+    "upstreamed": "cyan",
+    "inactive": "grey",
+    "off": "grey",
+}
+"""Of states; whatever needs a person's attention is red, and names its patches."""
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("status", help="installed engines, declared patches, running processes")
+    parser = commands.add(
+        "status",
+        "installed engines, declared patches, running processes",
+        "What is installed, how each patch fits it, and what running engines are patched with. Colours only on a "
+        "terminal, and not with NO_COLOR.",
+        [
+            ("status", "features at a glance"),
+            ("status --all", "every patch by name"),
+            ("status --json", "for a script"),
+        ],
+    )
+    parser.add_argument("--all", action="store_true", help="name every patch, also where a whole feature stands alike")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -26,7 +51,8 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; always 0 if it could be found out."""
     found = gather()
-    print(json.dumps(found, indent=1) if arguments.json else render(found))
+    paint = colour.painter(sys.stdout)
+    print(json.dumps(found, indent=1) if arguments.json else render(found, arguments.all, paint))
     return 0
 
 
@@ -45,8 +71,9 @@ def gather() -> dict[str, Any]:
     }
 
 
-def render(status: dict[str, Any]) -> str:
-    """The status as text."""
+def render(status: dict[str, Any], every: bool = False, paint: colour.Paint = colour.plain) -> str:
+    """The status as text; `every` names each patch, also where a whole feature stands alike."""
+    grouped = functools.partial(_grouped, every=every, paint=paint)
     ours = status["atom_patches"]
     lines = [f"atom_patches {ours['version']}  {ours['location']}", "", "engines"]
     for engine in status["engines"]:
@@ -54,10 +81,10 @@ def render(status: dict[str, Any]) -> str:
             lines.append(f"  {engine['name']}  not installed")
         else:
             lines.append(f"  {engine['name']} {engine['version']}  {engine['location']}")
-    lines += ["", "patches, in this environment", *_grouped(status["patches"], indent="  ")]
+    lines += ["", "patches, in this environment", *grouped(status["patches"], indent="  ")]
     lines += ["", "processes"]
     for process in status["processes"]:
-        lines += _process_lines(process)
+        lines += [*_process_lines(process), *grouped(process["patches"], indent="    ")]
     if not status["processes"]:
         lines.append("  none that was handed an engine's configuration")
     return "\n".join(lines)
@@ -109,19 +136,27 @@ def _process_lines(process: dict[str, Any]) -> list[str]:
     config = " ".join(f"{name}={value}" for name, value in process["config"].items())
     if config:
         lines.append(f"    {config}")
-    lines += [f"    note: {note}" for note in process["notes"]]
-    return lines + _grouped(process["patches"], indent="    ")
+    return lines + [f"    note: {note}" for note in process["notes"]]
 
 
-def _grouped(patches: list[dict[str, Any]], indent: str) -> list[str]:
+def _grouped(patches: list[dict[str, Any]], indent: str, every: bool, paint: colour.Paint) -> list[str]:
     """Patches with the same state for the same reason share one entry."""
     alike: dict[tuple[str, str], list[str]] = {}
     for patch in patches:
         alike.setdefault((patch["state"], patch["reason"]), []).append(patch["id"])
     lines: list[str] = []
     for (state, reason), ids in alike.items():
-        lines.append(f"{indent}{state:<11}  {reason}")
+        lines.append(f"{indent}{paint(f'{state:<11}', COLOURS.get(state, 'red'))}  {reason}")
+        names = ids if every or COLOURS.get(state, "red") == "red" else _features(ids)
         lines += textwrap.wrap(
-            ", ".join(ids), WIDTH, initial_indent=f"{indent}{'':<13}", subsequent_indent=f"{indent}{'':<13}"
+            ", ".join(names), WIDTH, initial_indent=f"{indent}{'':<13}", subsequent_indent=f"{indent}{'':<13}"
         )
     return lines or [f"{indent}none"]
+
+
+def _features(ids: list[str]) -> list[str]:
+    """One name a feature, with the number of its patches; a single patch by its own name."""
+    by_feature: dict[str, list[str]] = {}
+    for one in ids:
+        by_feature.setdefault(one.rpartition(".")[0], []).append(one)
+    return [f"{name} ({len(mine)} patches)" if len(mine) > 1 else mine[0] for name, mine in by_feature.items()]

@@ -260,8 +260,11 @@ def _run(operation: Operation, *arguments: Any) -> Any:
 
 @functools.cache
 def _tell(name: str, provider: str, reason: str) -> None:
-    log.logger().info("kernel %s: %s (%s)", name, provider, reason)
-    report.kernel_chosen(name, provider, reason)
+    log.logger().debug("kernel %s: %s (%s)", name, provider, reason)
+    try:
+        report.kernel_chosen(name, provider, reason)
+    except report.StateDirError as error:
+        log.logger().warning("%s", error)
 
 
 def _device(arguments: tuple[Any, ...]) -> torch.device:

@@ -210,7 +210,7 @@ def test_a_choice_is_told_once_and_reported(
     monkeypatch.setattr(report, "_kernels", [])
     monkeypatch.setattr(logging.getLogger("atom_patches"), "propagate", True)
     report.publish(role="worker", engine="vllm", version="0", config={}, patches=())
-    with caplog.at_level(logging.INFO, logger="atom_patches"):
+    with caplog.at_level(logging.DEBUG, logger="atom_patches"):
         RMS_NORM(*CALL)
         RMS_NORM(*CALL)
     assert [r.getMessage() for r in caplog.records] == ["kernel rms_norm: torch (the reference serves tensors on cpu)"]

@@ -14,7 +14,9 @@ import pytest
 from tools import startup
 
 CHECKOUT = Path(__file__).parents[2]
-SOURCES = ("setup.py", "pyproject.toml", "atom_patches.pth", "atom_patches_boot.py", "README.md", "atom_patches")
+SOURCES = (
+    "setup.py", "pyproject.toml", "atom_patches.pth", "atom_patches_boot.py", "README.md", "LICENSE", "atom_patches"
+)  # fmt: skip
 
 ARMED = "import sys; print(any(m.split('.')[0] == 'atom_patches' for m in sys.modules))"
 ENTRY_POINTS = """
@@ -96,7 +98,10 @@ def test_the_wheel_contains_every_module_and_the_pth_file(wheel: Path, source: P
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     modules = {str(path.relative_to(source)) for path in (source / "atom_patches").rglob("*.py")}
-    data = {str(path.relative_to(source)) for path in (source / "atom_patches").rglob("fingerprints/*.json")}
+    files = {str(path.relative_to(source)) for path in (source / "atom_patches").rglob("*") if path.is_file()}
+    data = files - modules
+    kinds = {Path(name).parts[1] + Path(name).suffix for name in data}
+    assert kinds == {"vllm.json", "sglang.json", "kernels.json", "cli.txt"}
     assert modules | data | {"atom_patches_boot.py"} <= names
     assert [name for name in names if name.endswith(".pth")] == ["/".join([_data(names), "purelib/atom_patches.pth"])]
 
@@ -106,11 +111,20 @@ def _data(names: set[str]) -> str:
     return folder
 
 
+def test_the_wheel_contains_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert any(name.endswith("/LICENSE") for name in names)
+    ours = ("atom_patches/", "atom_patches_boot.py", "atom_patches-")
+    assert [name for name in names if not name.startswith(ours)] == []
+
+
 def test_an_install_arms_when_asked_and_leaves_nothing_behind(installed: tuple[Environment, set[str]]) -> None:
     environment, before = installed
     assert run(environment.python, "-c", ARMED) == "False\n"
     assert run(environment.python, "-c", ARMED, ATOM_PATCHES="1") == "True\n"
     assert run(environment.python, "-c", ENTRY_POINTS).splitlines() == [
+        "console_scripts atom-patches atom_patches.__main__:main",
         "sglang.srt.plugins atom atom_patches_boot:sglang_plugin",
         "vllm.general_plugins atom atom_patches_boot:vllm_general_plugin",
         "vllm.platform_plugins atom atom_patches_boot:vllm_platform_plugin",

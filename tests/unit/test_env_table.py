@@ -1,4 +1,4 @@
-"""The README lists exactly the variables that are declared."""
+"""docs/environment.md lists exactly the variables that are declared."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_every_variable_has_a_row_with_its_meaning() -> None:
         assert row.count(" | ") == 3
 
 
-def test_the_readme_is_up_to_date() -> None:
-    text = env_table.README.read_text(encoding="utf-8")
+def test_the_document_is_up_to_date() -> None:
+    text = env_table.DOCUMENT.read_text(encoding="utf-8")
     assert text == env_table.updated(text), "run: python tools/env_table.py --write"
 
 
@@ -33,9 +33,9 @@ def test_only_what_lies_between_the_markers_changes() -> None:
 
 
 def test_a_changed_default_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(env_table.updated(f"{env_table.START}{env_table.END}"))
-    monkeypatch.setattr(env_table, "README", readme)
+    document = tmp_path / "environment.md"
+    document.write_text(env_table.updated(f"{env_table.START}{env_table.END}"))
+    monkeypatch.setattr(env_table, "DOCUMENT", document)
     monkeypatch.setattr("sys.argv", ["env_table.py", "--check"])
     assert env_table.main() == 0
     monkeypatch.setattr(settings, "TABLE", (replace(settings.TABLE[0], default="1"), *settings.TABLE[1:]))

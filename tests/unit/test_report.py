@@ -94,6 +94,16 @@ def test_a_directory_open_to_others_is_refused(state_dir: Path) -> None:
         report.processes()
 
 
+def test_a_directory_that_was_refused_does_not_end_a_step_later(state_dir: Path) -> None:
+    """Whoever publishes is told; what else happens to be reported then has no file, and raises nothing."""
+    state_dir.mkdir(mode=0o755)
+    with pytest.raises(report.StateDirError):
+        publish()
+    report.kernel_chosen("rms_norm", "triton", "made up")
+    report.refresh("vllm", PATCHES)
+    report._kernels.clear()
+
+
 def test_a_symbolic_link_is_refused(state_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     state_dir.symlink_to(tmp_path / "elsewhere")

@@ -1,0 +1,1 @@
+"""Where configurations are handed over."""

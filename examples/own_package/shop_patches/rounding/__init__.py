@@ -1,0 +1,1 @@
+"""Sums that can be paid in coins."""
