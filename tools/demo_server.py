@@ -61,7 +61,7 @@ class Server:
         """What `python -m atom_patches status --json` says about this server's processes."""
         done = subprocess.run(
             [sys.executable, "-m", "atom_patches", "status", "--json"],
-            env=self.environment, capture_output=True, text=True, check=True, timeout=60,
+            env=self.environment, capture_output=True, text=True, check=True, timeout=START_S,
         )  # fmt: skip
         return json.loads(done.stdout)
 

@@ -13,6 +13,8 @@ import argparse
 import ast
 import fnmatch
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples"
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 class Example(NamedTuple):
@@ -70,12 +72,17 @@ def _literal(text: str) -> str:
 def run(example: Example) -> str:
     """Run one; empty if it printed what it promised."""
     path = FOLDER / example.file
-    ran = subprocess.run(
-        [sys.executable, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    ran = subprocess.Popen([sys.executable, str(path)], cwd=ROOT, text=True, start_new_session=True, **pipes)
+    try:
+        printed, said = ran.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(ran.pid, signal.SIGKILL)  # with the processes that it started
+        printed, said = ran.communicate()
+        return f"not done after {LIMIT_S} s\n{printed}{said[-4000:]}"
     if ran.returncode:
-        return f"exit status {ran.returncode}\n{ran.stdout}{ran.stderr[-4000:]}"
-    return difference(promised(path.read_text(encoding="utf-8")), ran.stdout.splitlines())
+        return f"exit status {ran.returncode}\n{printed}{said[-4000:]}"
+    return difference(promised(path.read_text(encoding="utf-8")), printed.splitlines())
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from atom_patches.core import settings
 from atom_patches.core.patch import PatchError
 
 
@@ -20,3 +21,16 @@ def refusals(lines: Iterable[str]) -> list[str]:
         raise PatchError(
             f"the configuration asks for a feature, but cannot be judged: {type(error).__name__}: {error}"
         ) from error
+
+
+def refuse_if_off(group: str, option: str) -> None:
+    """For what one of the engine's options requires: where a feature is switched off, its condition is not asked.
+
+    Raises:
+        PatchError: the environment keeps the feature off.
+    """
+    if settings.feature(group) == "0":
+        raise PatchError(
+            f"{option} requires {group}, but {settings.feature_variable(group)}=0 keeps it off\n"
+            "Leave one of the two out"
+        )

@@ -14,6 +14,8 @@ _USUAL: dict[str, object] = {
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
     "attention_bias": False,
+    "swiglu_limit": None,
+    "llama_4_scaling": None,
 }
 """What configurations may say, and the only value that the decoder computes."""
 

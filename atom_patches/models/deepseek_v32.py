@@ -18,6 +18,11 @@ def deepseek_v32_config(hf: Any) -> DecoderConfig:
     Raises:
         ValueError: it asks for something that the decoder does not compute.
     """
+    for name in ("index_topk_freq", "cli_factor"):
+        if (getattr(hf, name, 1) or 1) > 1:
+            raise ValueError(f"{name} must be 1, got {getattr(hf, name)!r}: each layer selects for itself")
+    if "S" in (getattr(hf, "index_topk_pattern", None) or ""):
+        raise ValueError(f"index_topk_pattern must name no S, got {hf.index_topk_pattern!r}: each layer selects")
     indexer = IndexerShape(
         heads=hf.index_n_heads,
         head_size=hf.index_head_dim,

@@ -34,6 +34,17 @@ def read(family: str, hf: Any) -> DecoderConfig:
     return getattr(import_module(f"{__package__}.{family}"), f"{family}_config")(hf)
 
 
+def refusal(family: str, hf: Any) -> str | None:
+    """Why a decoder of the family does not serve a checkpoint with that text configuration; None: it does."""
+    try:
+        read(family, hf)
+    except ValueError as error:
+        return f"the checkpoint: {error}"
+    except (AttributeError, LookupError, TypeError) as error:  # a setting is missing, or of another kind
+        return f"the checkpoint: {type(error).__name__}: {error}"
+    return None
+
+
 def make(family: str, hf: Any, parts: Parts, *, prefix: str = "model") -> Decoder:
     """The family's decoder for a checkpoint's text configuration."""
     return getattr(import_module(f"{__package__}.{family}"), family)(hf, parts, prefix=prefix)

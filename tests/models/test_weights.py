@@ -169,7 +169,10 @@ def test_others_are_left_out() -> None:
         ("llama_tied", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "needs high_freq_factor, low_freq"),
         ("deepseek_v3", {"index_topk": 16}, "index_topk must not be set"),
         ("deepseek_v3", {"q_lora_rank": None}, "q_lora_rank must be set"),
+        ("deepseek_v3", {"swiglu_limit": 7.0}, "swiglu_limit must be None, got 7.0"),
         ("deepseek_v32", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid', got 'softmax'"),
+        ("deepseek_v32", {"index_topk_freq": 4}, "index_topk_freq must be 1, got 4"),
+        ("deepseek_v32", {"index_topk_pattern": "FSSF"}, "index_topk_pattern must name no S, got 'FSSF'"),
         ("qwen3_tied", {"use_sliding_window": True}, "use_sliding_window must be False"),
         ("qwen3_tied", {"layer_types": ["sliding_attention"]}, "layers must be one of .* got sliding_attention"),
         (

@@ -17,6 +17,8 @@ from tests.sglang.environment import environment, options
 
 STOCK = "sglang.srt.models.llama"
 OURS = "atom_patches.sglang.adapters.classes"
+#: What a checkpoint says of its quantisation under the older of two names.
+QUANTISED = json.dumps({"compression_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}})
 #: By name: the checkpoint, settings, options, the module of the class, and whether a line in the log says why.
 CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], str, bool]] = {
     "nothing asked for": ("llama_tied", {}, {}, STOCK, False),
@@ -30,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], str, bool]] = {
     "SGLang's own named": ("llama_tied", {"ATOM_MODELS": "1"}, {"model_impl": "sglang"}, STOCK, False),
     "an option that is not served": ("llama_tied", {"ATOM_MODELS": "1"}, {"torchao_config": "int8wo"}, STOCK, True),
     "a checkpoint that is not served": ("llama_linear", {"ATOM_MODELS": "1"}, {}, STOCK, True),
+    "quantised weights": ("llama_tied", {"ATOM_MODELS": "1"}, {"json_model_override_args": QUANTISED}, STOCK, True),
 }
 #: By name: the checkpoint, settings, options, and what the error says.
 ERRORS: dict[str, tuple[str, dict[str, str], dict[str, Any], str]] = {
@@ -39,6 +42,10 @@ ERRORS: dict[str, tuple[str, dict[str, str], dict[str, Any], str]] = {
     ),
     "required by the option": (
         "llama_tied", {}, {"model_impl": "atom", "torchao_config": "int8wo"}, "--torchao-config int8wo: leave it out",
+    ),
+    "required and switched off": (
+        "llama_tied", {"ATOM_PATCH_SGLANG_MODELS": "0"}, {"model_impl": "atom"},
+        "--model-impl atom requires sglang.models, but ATOM_PATCH_SGLANG_MODELS=0 keeps it off",
     ),
     "without a decoder": ("qwen3_vl", {}, {"model_impl": "atom"}, "Qwen3VLForConditionalGeneration has no ATOM"),
 }  # fmt: skip

@@ -214,10 +214,13 @@ def test_families_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, familie
     assert settings.model_families() == families
 
 
-@pytest.mark.parametrize(("value", "kept"), [("", True), ("1", True), ("experts", True), ("0", False)])
-def test_fusions_are_on_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [("", {"experts", "qk_rope"}), ("1", {"experts", "qk_rope"}), ("experts", {"experts"}), ("0", set())],
+)
+def test_fusions_are_on_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: set[str]) -> None:
     monkeypatch.setenv("ATOM_FUSIONS", value)
-    assert settings.fusions() == (frozenset(settings.FUSIONS) if kept else frozenset())
+    assert settings.fusions() == kept
 
 
 def test_an_unknown_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ STOCK: dict[str, Any] = {
     "enable_linear_replayssm": False, "enable_linear_replayssm_spec": False, "enable_unified_memory": False,
     "enable_page_major_kv_layout": False, "speculative_algorithm": None, "speculative_eagle_topk": None,
     "enable_torch_compile": False, "device": "cuda", "model_impl": "auto", "is_embedding": False,
-    "rl_on_policy_target": None, "enable_deterministic_inference": False,
+    "rl_on_policy_target": None, "enable_deterministic_inference": False, "load_format": "auto", "cpu_offload_gb": 0,
+    "offload_group_size": -1, "init_expert_location": "trivial", "ep_dispatch_algorithm": None,
 }  # fmt: skip
 
 
@@ -28,11 +29,14 @@ def server(
     architecture: str = "Qwen3NextForCausalLM",
     prefill: str = "",
     backends: tuple[str, str] = ("fa3", "fa3"),
+    declared: str | None = None,
     **more: Any,
 ) -> Any:
-    """A configuration; `prefill` is the way to capture prefills that somebody asked for."""
+    """A configuration; `prefill` is the way to capture prefills that somebody asked for, `declared` the checkpoint's
+    quantisation as SGLang has found it."""
     more["get_attention_backends"] = lambda: backends
-    model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]), hf_text_config=None)
+    hf = SimpleNamespace(architectures=[architecture])
+    model = SimpleNamespace(hf_config=hf, hf_text_config=None, quantization=declared)
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend=prefill or "breakable"))
     more["_cuda_graph_config_locked"] = {("prefill", "backend")} if prefill else set()
     return SimpleNamespace(get_model_config=lambda: model, cuda_graph_config=graphs, **{**STOCK, **more})
@@ -87,6 +91,15 @@ def test_a_family_is_served_where_it_is_asked_for(
         ({"moe_a2a_backend": "mori", "dp_size": 4}, "without the package mori"),
         ({"moe_a2a_backend": "deepep"}, "--dp-size 2 below --tp-size 4"),
         ({"quantization": "fp8"}, "quantised weights (fp8)"),
+        ({"declared": "modelopt_fp8"}, "quantised weights (modelopt_fp8)"),
+        ({"load_format": "sharded_state"}, "--load-format sharded_state"),
+        ({"load_format": "remote"}, "--load-format remote"),
+        ({"cpu_offload_gb": 4}, "--cpu-offload-gb"),
+        ({"offload_group_size": 2}, "--offload-group-size"),
+        ({"init_expert_location": "location.json"}, "--init-expert-location"),
+        ({"ep_dispatch_algorithm": "fake"}, "--ep-dispatch-algorithm"),
+        ({"enable_deterministic_inference": True}, "--enable-deterministic-inference"),
+        ({"architecture": "MistralForCausalLM"}, "MistralForCausalLM has no ATOM decoder"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
         ({"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
@@ -111,14 +124,25 @@ def test_what_is_not_served_is_left_to_sglang_by_name_unless_it_is_required(more
     assert named in str(refusal.value)
 
 
-def test_a_checkpoint_that_is_not_served_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("it must not do that"), "the checkpoint: it must not do that"),
+        (AttributeError("no rms_norm_eps"), "the checkpoint: AttributeError: no rms_norm_eps"),
+        (TypeError("num_experts is None"), "the checkpoint: TypeError: num_experts is None"),
+        (KeyError("factor"), "the checkpoint: KeyError: 'factor'"),
+    ],
+)
+def test_a_checkpoint_that_is_not_served_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
     def read(family: str, hf: Any) -> None:
-        raise ValueError(f"{family} must not do that")
+        raise error
 
     monkeypatch.setattr(families, "read", read)
     verdict = atom_models_asked(server("LlamaForCausalLM"))
     assert (verdict.ok, verdict.asked) == (False, True)
-    assert "the checkpoint: llama must not do that" in verdict.reason
+    assert told in verdict.reason
 
 
 def test_the_option_asks_for_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from atom_patches.core import PatchError
-from atom_patches.vllm.models._config import atom_models_asked, refuse_if_off
+from atom_patches.vllm.bootstrap.model_config import create_model_config
+from atom_patches.vllm.models._config import atom_models_asked
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen3_next", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4, "rms_norm_eps": 1e-6,
@@ -25,7 +26,7 @@ PARALLEL: dict[str, Any] = {
 }  # fmt: skip
 MODEL: dict[str, Any] = {
     "architecture": "Qwen3NextForCausalLM", "model_impl": "auto", "quantization": None, "runner_type": "generate",
-    "convert_type": "none", "sliding": None,
+    "convert_type": "none", "sliding": None, "enable_return_routed_experts": False,
 }  # fmt: skip
 
 
@@ -94,6 +95,9 @@ UNSERVED = [
     ({"convert_type": "embed"}, "--convert embed"),
     ({"sliding": 128}, "a sliding window of 128"),
     ({"load_format": "sharded_state"}, "--load-format sharded_state"),
+    ({"load_format": "runai_streamer_sharded"}, "--load-format runai_streamer_sharded"),
+    ({"load_format": "tensorizer"}, "--load-format tensorizer"),
+    ({"enable_return_routed_experts": True}, "--enable-return-routed-experts"),
     ({"speculative_config": SimpleNamespace(method="ngram")}, "--speculative-config (method ngram)"),
     ({"lora_config": object()}, "--enable-lora"),
     ({"mamba_cache_mode": "all"}, "--mamba-cache-mode all"),
@@ -103,6 +107,7 @@ UNSERVED = [
     ({"text": {"layer_scale": True}}, "layer_scale"),
     ({"text": {"logit_scale": 0.5}}, "logit_scale"),
     ({"text": {"hidden_act": "gelu"}}, "hidden_act"),
+    ({"text": {"num_experts": None}}, "the checkpoint: TypeError"),
 ]
 
 
@@ -113,6 +118,19 @@ def test_what_is_not_served_is_left_to_stock_and_named(more: dict[str, Any], nam
     assert named in verdict.reason
 
 
+def test_results_that_depend_on_nothing_else_that_runs_are_stock_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    assert atom_models_asked(engine()).ok
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    verdict = atom_models_asked(engine())
+    assert (verdict.ok, verdict.asked) == (False, True)
+    assert "VLLM_BATCH_INVARIANT: unset it" in verdict.reason
+
+
+def test_a_reason_is_given_once() -> None:
+    assert atom_models_asked(engine(text={"logit_scale": 0.5})).reason.count("logit_scale must be") == 1
+
+
 def test_the_implementation_that_is_required_is_an_error_where_it_cannot_run() -> None:
     with pytest.raises(PatchError, match="--enable-eplb"):
         atom_models_asked(engine(model_impl="atom", enable_eplb=True))
@@ -121,11 +139,12 @@ def test_the_implementation_that_is_required_is_an_error_where_it_cannot_run() -
 
 
 def test_an_implementation_that_is_required_and_switched_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_if_off("atom")
+    create = create_model_config(lambda args: "made")
+    assert create(SimpleNamespace(model_impl="atom")) == "made"
     monkeypatch.setenv("ATOM_PATCH_VLLM_MODELS", "0")
-    refuse_if_off("auto")
-    with pytest.raises(PatchError, match="ATOM_PATCH_VLLM_MODELS=0"):
-        refuse_if_off("atom")
+    assert create(SimpleNamespace(model_impl="auto")) == "made"
+    with pytest.raises(PatchError, match="--model-impl atom requires vllm.models, but ATOM_PATCH_VLLM_MODELS=0"):
+        create(SimpleNamespace(model_impl="atom"))
 
 
 def test_heads_that_no_recurrent_layer_has_bind_nobody() -> None:

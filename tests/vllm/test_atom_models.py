@@ -173,13 +173,15 @@ def test_what_is_not_served_runs_on_stock_and_one_line_says_why(pairs: tuple[Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["qwen3_next", "llama_tied"])
-def test_pipeline_stages(tmp_path: Path, name: str) -> None:
-    """vLLM's own worker processes; the last stage of a tied checkpoint has a head of its own."""
-    plan = gdn.engine(name, [gdn.MIXED], pipeline_parallel_size=2, in_process=False)
+def test_pipeline_stages(tmp_path: Path) -> None:
+    """vLLM's own worker processes; the last stage of a tied checkpoint has a head of its own.
+
+    Of hybrids vLLM makes no stages on the CPU, whoever's model it is: it finds no layout of their caches.
+    """
+    plan = gdn.engine("llama_tied", [gdn.MIXED], pipeline_parallel_size=2, in_process=False)
     env = environment(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="0|1", **REQUIRED)
     [[result]] = run_engines(tmp_path, [[plan]], [env])
-    gdn.check_rounds(name, [gdn.MIXED], result)
+    gdn.check_rounds("llama_tied", [gdn.MIXED], result)
 
 
 @pytest.mark.long

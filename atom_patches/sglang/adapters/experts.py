@@ -112,7 +112,6 @@ def _as_stored(experts: Any) -> bool:
         and method._aiter_runner is None
         and not (is_cpu() and cpu_has_amx_support())
         and not args.enable_return_routed_experts
-        and not args.enable_deterministic_inference
         and args.expert_distribution_recorder_mode is None
     )
 

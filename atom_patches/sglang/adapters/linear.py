@@ -10,7 +10,6 @@ from __future__ import annotations
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
-    ReplicatedLinear,
     RowParallelLinear,
 )
 from torch import Tensor
@@ -29,10 +28,5 @@ class QueryKeyValue(QKVParallelLinear):
 class Row(RowParallelLinear):
     """Its result is this rank's share of a sum; the layer's exchange adds the ranks'."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0]
-
-
-class Replicated(ReplicatedLinear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[0]

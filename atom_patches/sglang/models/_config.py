@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atom_patches.core import PatchError, Verdict, settings
 from atom_patches.core.conditions import refusals
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OPTION = "ATOM_MODELS"
 
+GROUP = "sglang.models"
 IMPL = "atom"
 """The value of --model-impl that requires an ATOM decoder; SGLang's own option takes any name."""
 
@@ -30,6 +31,9 @@ HYBRIDS = frozenset({"qwen3_5", "qwen3_next"})
 
 LATENT_BACKENDS = frozenset({"fa3", "torch_native", "triton"})
 """Attention backends of SGLang that take a prefill's queries in the space of the latents."""
+
+PUBLISHED = frozenset({"auto", "pt", "safetensors", "fastsafetensors", "npcache", "runai_streamer", "dummy"})
+"""Formats whose weights come under the published names; others have those of SGLang's own model, or lay out anew."""
 
 EXCHANGES = frozenset({"none", "mori", "deepep"})
 """All-to-all backends whose dispatch and combine belong to the experts that SGLang builds."""
@@ -59,7 +63,7 @@ def _decide(config: ServerArgs, named: frozenset[str]) -> Verdict:
     architecture = str(model_config(config).hf_config.architectures[0])
     family = ARCHITECTURES.get(architecture)
     if family is None:
-        return Verdict(False, f"{architecture} has no ATOM decoder")
+        return Verdict(False, f"{architecture} has no ATOM decoder", asked=True)
     if family not in named:
         return Verdict(False, f"{OPTION} does not name {family}")
     found = refusals(unserved(config, family))
@@ -71,20 +75,15 @@ def _decide(config: ServerArgs, named: frozenset[str]) -> Verdict:
 
 def unserved(config: ServerArgs, family: str) -> Iterator[str]:
     """A few words for each setting that the ATOM decoder does not serve: what was found, and what to do."""
-    yield from _checkpoint(config, family)
+    reason = families.refusal(family, model_config(config).hf_text_config)
+    if reason is not None:
+        yield reason
     yield from _layout(config)
     yield from _formats(config)
     yield from _states(config)
     yield from _latents(config, family)
     yield from _drafts(config, family)
     yield from _graphs(config)
-
-
-def _checkpoint(config: ServerArgs, family: str) -> Iterator[str]:
-    try:
-        families.read(family, config.get_model_config().hf_text_config)
-    except (AttributeError, ValueError) as error:
-        yield f"the checkpoint: {error}"
 
 
 def _layout(config: ServerArgs) -> Iterator[str]:
@@ -105,6 +104,10 @@ def _layout(config: ServerArgs) -> Iterator[str]:
         yield "--enable-pdmux: leave it out"
     if config.elastic_ep_backend is not None or config.enable_eplb or config.ep_num_redundant_experts:
         yield "experts that move (--elastic-ep-backend, --enable-eplb, --ep-num-redundant-experts): leave these out"
+    if config.init_expert_location != "trivial" or config.ep_dispatch_algorithm is not None:
+        yield "experts in another order (--init-expert-location, --ep-dispatch-algorithm): leave these out"
+    if config.cpu_offload_gb > 0 or config.offload_group_size > 0:
+        yield "weights that are moved away (--cpu-offload-gb, --offload-group-size): leave these out"
     yield from _exchange(config)
 
 
@@ -122,10 +125,14 @@ def _exchange(config: ServerArgs) -> Iterator[str]:
 
 
 def _formats(config: ServerArgs) -> Iterator[str]:
-    model = config.get_model_config()
-    found = config.quantization or _declared_quantisation(model.hf_config)
+    # The checkpoint's own, too, wherever it declares that; SGLang has looked for it.
+    found = config.quantization or model_config(config).quantization
     if found:
         yield f"quantised weights ({found}): use an unquantised checkpoint"
+    if str(config.load_format) not in PUBLISHED:
+        yield f"--load-format {config.load_format}: use one of {', '.join(sorted(PUBLISHED))}"
+    if config.enable_deterministic_inference:
+        yield "--enable-deterministic-inference: leave it out"
     if config.torchao_config:
         yield f"--torchao-config {config.torchao_config}: leave it out"
     if config.enable_lora:
@@ -136,11 +143,6 @@ def _formats(config: ServerArgs) -> Iterator[str]:
         yield f"--rl-on-policy-target {config.rl_on_policy_target}: leave it out"
     if config.encoder_only or config.language_only:
         yield "--encoder-only and --language-only: leave them out"
-
-
-def _declared_quantisation(hf_config: Any) -> str:
-    declared = getattr(hf_config, "quantization_config", None) or {}
-    return str(declared.get("quant_method", "")) if isinstance(declared, dict) else "quantization_config"
 
 
 def _states(config: ServerArgs) -> Iterator[str]:
@@ -154,8 +156,6 @@ def _latents(config: ServerArgs, family: str) -> Iterator[str]:
     """What DeepSeek's attention needs of a backend: that prefills, too, come in the space of the latents."""
     if family not in ("deepseek_v3", "deepseek_v32"):
         return
-    if config.enable_deterministic_inference:
-        yield "--enable-deterministic-inference: leave it out"
     if family == "deepseek_v32":
         asked = sparse_mla_asked(config)
         if not asked.ok:

@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.sglang.models._config import atom_models_asked
+from atom_patches.sglang.models._config import GROUP, atom_models_asked
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ PATCH = Patch(
     target="sglang.srt.model_executor.model_runner_components.cuda_graph_setup:capture_prefill_graph",
     supports="sglang>=0.5.17,<0.5.18",
     kind="correctness",
-    group="sglang.models",
+    group=GROUP,
     when=atom_models_asked,
     relies_on=(
         "sglang.srt.managers.scheduler_components.dp_attn:prepare_mlp_sync_batch_raw",

@@ -12,14 +12,14 @@ from typing import Any
 
 from atom_patches.core import Patch
 from atom_patches.models.families import ARCHITECTURES
-from atom_patches.sglang.models._config import atom_models_asked
+from atom_patches.sglang.models._config import GROUP, atom_models_asked
 
 PATCH = Patch(
     id="sglang.models.registry",
     target="sglang.srt.models.registry:_ModelRegistry._try_load_model_cls",
     supports="sglang>=0.5.17,<0.5.18",
     kind="correctness",
-    group="sglang.models",
+    group=GROUP,
     when=atom_models_asked,
     relies_on=(
         "sglang.srt.model_executor.forward_batch_info:ForwardBatch.prepare_mlp_sync_batch",

@@ -24,10 +24,12 @@ PATCH = Patch(
 @PATCH.around
 def create_model_config(original: Any) -> Any:
     """Refuse an implementation that is switched off."""
-    from atom_patches.vllm.models._config import refuse_if_off
+    from atom_patches.core.conditions import refuse_if_off
+    from atom_patches.vllm.models._config import GROUP, IMPL
 
     def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_if_off(self.model_impl)
+        if self.model_impl == IMPL:
+            refuse_if_off(GROUP, f"--model-impl {IMPL}")
         return original(self, *args, **kwargs)
 
     return create_model_config

@@ -6,6 +6,7 @@ engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +34,17 @@ SERVED = frozenset(
 )
 """Architectures, as checkpoints name them, for which there is a class here."""
 
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""vLLM's variable for results that do not depend on what else runs."""
+
 HYBRIDS = frozenset({"qwen3_next", "qwen3_5"})
 """Families with GatedDeltaNet layers."""
 
 DEVICES = frozenset({"cpu", "cuda"})
 """Platforms by the name of their devices; ROCm's are `cuda`, too."""
 
-UNUSUAL = {
-    "layer_scale": False,
-    "dual_chunk_attention_config": None,
-    "qkv_bias": False,
-    "bias": False,
-    "logit_scale": 1.0,
-    "is_causal": True,
-}
-"""What vLLM's models read besides from checkpoints of these families, and what the decoders take for granted."""
+OWN_NAMES = frozenset({"sharded_state", "runai_streamer_sharded", "tensorizer"})
+"""Formats of weights that may carry the names of vLLM's own model instead of the published ones."""
 
 
 def atom_models_asked(config: VllmConfig) -> Verdict:
@@ -70,19 +67,6 @@ def atom_models_asked(config: VllmConfig) -> Verdict:
     return verdict
 
 
-def refuse_if_off(impl: str) -> None:
-    """For engines whose configuration is not looked at, because the ATOM models are switched off.
-
-    Raises:
-        PatchError: --model-impl atom, and they are.
-    """
-    if impl == IMPL and settings.feature(GROUP) == "0":
-        raise PatchError(
-            f"--model-impl {IMPL} requires an ATOM decoder, but {settings.feature_variable(GROUP)}=0 keeps them off\n"
-            "Leave one of the two out"
-        )
-
-
 def _decide(config: VllmConfig, named: frozenset[str]) -> Verdict:
     if not named:
         return Verdict(False, f"{OPTION} is 0")
@@ -103,7 +87,9 @@ def unserved(config: VllmConfig, family: str) -> Iterator[str]:
     yield from _platform(config)
     yield from _layout(config, family)
     yield from _features(config)
-    yield from _checkpoint(config.model_config.hf_text_config, family)
+    reason = families.refusal(family, config.model_config.hf_text_config)
+    if reason is not None:
+        yield reason
 
 
 def _platform(config: VllmConfig) -> Iterator[str]:
@@ -142,8 +128,12 @@ def _features(config: VllmConfig) -> Iterator[str]:
         yield f"--runner {model.runner_type}, --convert {model.convert_type}: use generate and none"
     if model.get_sliding_window() is not None:
         yield f"a sliding window of {model.get_sliding_window()} tokens: use a checkpoint with full attention"
-    if config.load_config.load_format == "sharded_state":
-        yield "--load-format sharded_state: use a checkpoint as it was published"
+    if config.load_config.load_format in OWN_NAMES:
+        yield f"--load-format {config.load_config.load_format}: use a checkpoint as it was published"
+    if model.enable_return_routed_experts:
+        yield "--enable-return-routed-experts: leave it out"
+    if os.environ.get(BATCH_INVARIANT, "0") != "0":
+        yield f"{BATCH_INVARIANT}: unset it, because the decoder's kernels choose their tiles by the number of rows"
     if config.speculative_config is not None:
         yield f"--speculative-config (method {config.speculative_config.method}): leave it out"
     if config.lora_config is not None:
@@ -155,15 +145,3 @@ def _features(config: VllmConfig) -> Iterator[str]:
     offload: Any = config.offload_config
     if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         yield "weights that are moved away (--cpu-offload-gb, --offload-group-size): leave these out"
-
-
-def _checkpoint(text: Any, family: str) -> Iterator[str]:
-    """What decoders would compute otherwise than the checkpoint wants."""
-    for name, usual in UNUSUAL.items():
-        value = getattr(text, name, usual)
-        if value != usual:
-            yield f"the checkpoint: {name} must be {usual!r}, got {value!r}"
-    try:
-        families.read(family, text)
-    except (AttributeError, ValueError) as error:
-        yield f"the checkpoint: {error}"
