@@ -72,8 +72,9 @@ def _literal(text: str) -> str:
 def run(example: Example) -> str:
     """Run one; empty if it printed what it promised."""
     path = FOLDER / example.file
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    ran = subprocess.Popen([sys.executable, str(path)], cwd=ROOT, text=True, start_new_session=True, **pipes)
+    command = [sys.executable, str(path)]
+    pipe = subprocess.PIPE
+    ran = subprocess.Popen(command, cwd=ROOT, text=True, stdout=pipe, stderr=pipe, start_new_session=True)
     try:
         printed, said = ran.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
