@@ -50,7 +50,7 @@ def test_a_published_report_is_read_back_whole() -> None:
     assert (found.engine, found.version, found.config) == ("vllm", "0.20.2", {"tp": "1"})
     assert found.patches == PATCHES
     assert found.notes == ("late",)
-    assert "pytest" in found.title
+    assert "python" in found.title or "pytest" in found.title  # the latter where a worker of xdist names itself
 
 
 def test_a_process_gathers_its_roles_and_replaces_the_rest() -> None:

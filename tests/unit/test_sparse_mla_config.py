@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atom_patches.core import PatchError
+from atom_patches.core import PatchError, Verdict
 from atom_patches.sglang.sparse_mla import _config
 from atom_patches.sglang.sparse_mla._config import OPTION, sparse_mla_asked
 
@@ -41,7 +41,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_sglang_has_no_kernels() -> None:
-    assert sparse_mla_asked(a_configuration()) == (True, "SGLang has no sparse attention for cpu")
+    assert sparse_mla_asked(a_configuration()) == Verdict(True, "SGLang has no sparse attention for cpu")
     assert not sparse_mla_asked(a_configuration(device="npu")).ok
 
 
@@ -162,4 +162,4 @@ def test_what_can_be_served_is(changed: Any) -> None:
 
 def test_nothing_is_refused_where_it_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_config, "without_own_kernels", lambda config: _config.Verdict(False, "theirs run"))
-    assert sparse_mla_asked(a_configuration(enable_lora=True)) == (False, "theirs run")
+    assert sparse_mla_asked(a_configuration(enable_lora=True)) == Verdict(False, "theirs run")
