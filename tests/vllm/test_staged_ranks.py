@@ -35,6 +35,7 @@ if rank:
 if rank + 1 < size:
     to.send(state, dst=rank + 1)
 assert to.broadcast(state.clone(), src=1).equal(torch.ones_like(state))
+dist.destroy_process_group()
 print("right")
 """
 
