@@ -109,8 +109,6 @@ FAULTS = (
         "    states.conv[kept] = states.conv[own]\n",
         "    wanted = batch.mamba_track_mask[:count]\n    states.conv[kept[wanted]] = states.conv[own[wanted]]\n",
     ),
-    # A family is served that was not asked for.
-    Fault("atom_patches/sglang/models/_config.py", ASKED, "    if family not in named:\n", "    if False:\n"),
     # An option that is not served is served.
     Fault("atom_patches/sglang/models/_config.py", ASKED, "        if (size or 1) > 1:\n", "        if False:\n"),
 )

@@ -232,9 +232,10 @@ FAULTS = (
         "        self._tell_unserved(verdicts)\n",
         "",
     ),
-    Fault(f"{SGLANG}/models/_config.py", ASKED, "    if impl == IMPL and not verdict.ok:\n", "    if False:\n"),
-    Fault(f"{SGLANG}/models/_config.py", ASKED, '    if impl not in ("auto", IMPL):\n', "    if False:\n"),
-    Fault(f"{SGLANG}/models/_config.py", ASKED, '{reasons}", asked=True)', '{reasons}")'),
+    Fault(f"{MODELS}/choice.py", ASKED, "    if required and not verdict.ok:\n", "    if False:\n"),
+    Fault(f"{MODELS}/choice.py", ASKED, '    if impl not in ("auto", IMPL):\n', "    if False:\n"),
+    Fault(f"{MODELS}/choice.py", ASKED, "    if family not in families:\n", "    if False:\n"),
+    Fault(f"{MODELS}/choice.py", ASKED, "{'; '.join(found)}\", asked=True)", "{'; '.join(found)}\")"),
     Fault(
         f"{SGLANG}/models/_config.py",
         ASKED,
@@ -244,7 +245,7 @@ FAULTS = (
     Fault(f"{SGLANG}/models/_config.py", ASKED, "    if reason is not None:\n        yield reason\n", ""),
     Fault(f"{SGLANG}/models/_config.py", ASKED, " or model_config(config).quantization", ""),
     Fault(f"{SGLANG}/models/_config.py", ASKED, "config.cpu_offload_gb > 0 or ", ""),
-    Fault(f"{SGLANG}/models/_config.py", ASKED, 'no ATOM decoder", asked=True)', 'no ATOM decoder")'),
+    Fault(f"{MODELS}/choice.py", ASKED, 'no ATOM decoder", asked=True)', 'no ATOM decoder")'),
     Fault(f"{MODELS}/families.py", ASKED, "except (AttributeError, LookupError, TypeError)", "except AttributeError"),
     Fault(f"{MODELS}/deepseek_v32.py", REFUSED, "(getattr(hf, name, 1) or 1) > 1", "False"),
     Fault(
@@ -317,16 +318,10 @@ FAULTS = (
         "{} if selected is not None else {",
     ),
     Fault(
-        f"{VLLM}/models/_config.py",
+        f"{MODELS}/choice.py",
         f"{CHOICE}_is_served_where_it_is_asked_for",
-        " if architecture in SERVED else None",
+        " if architecture in served else None",
         "",
-    ),
-    Fault(
-        f"{VLLM}/models/_config.py",
-        f"{CHOICE}_is_served_where_it_is_asked_for",
-        'if impl not in ("auto", IMPL):',
-        'if impl == "transformers":',
     ),
     Fault(f"{VLLM}/models/_config.py", LEFT, "        if size != 1:\n", "        if size > 2:\n"),
     Fault(
@@ -335,7 +330,6 @@ FAULTS = (
         "    if reason is not None:\n        yield reason\n",
         "",
     ),
-    Fault(f"{VLLM}/models/_config.py", LEFT, "{'; '.join(found)}\", asked=True)", "{'; '.join(found)}\")"),
     Fault(
         f"{VLLM}/bootstrap/model_config.py",
         "tests/unit/test_vllm_models_config.py::test_an_implementation_that_is_required_and_switched_off_is_an_error",

@@ -32,7 +32,8 @@ def check_server_args(original: Any) -> Any:
     """Hand the configuration over once SGLang has found nothing wrong with it."""
     from atom_patches.core.conditions import refuse_if_off
     from atom_patches.core.registry import REGISTRY
-    from atom_patches.sglang.models._config import GROUP, IMPL
+    from atom_patches.models.choice import IMPL
+    from atom_patches.sglang.models._config import GROUP
 
     def check_server_args(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from atom_patches.core import PatchError, Verdict, settings
-from atom_patches.core.conditions import refusals
+from atom_patches.core import Verdict
 from atom_patches.models import families
-from atom_patches.models.families import ARCHITECTURES
+from atom_patches.models.choice import decoder_asked
 from atom_patches.sglang.adapters.server_args import model_config
 from atom_patches.sglang.sparse_mla._config import sparse_mla_asked
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
-OPTION = "ATOM_MODELS"
-
 GROUP = "sglang.models"
-IMPL = "atom"
-"""The value of --model-impl that requires an ATOM decoder; SGLang's own option takes any name."""
 
 HYBRIDS = frozenset({"qwen3_5", "qwen3_next"})
 """Families with recurrent layers, whose drafts are verified."""
@@ -45,32 +41,13 @@ def atom_models_asked(config: ServerArgs) -> Verdict:
     Raises:
         PatchError: --model-impl atom, and it cannot.
     """
-    impl = str(config.model_impl).lower()
-    if impl not in ("auto", IMPL):
-        return Verdict(False, f"--model-impl is {impl}")
-    verdict = _decide(config, frozenset(settings.MODEL_FAMILIES) if impl == IMPL else settings.model_families())
-    if impl == IMPL and not verdict.ok:
-        raise PatchError(
-            f"--model-impl {IMPL} requires an ATOM decoder, but {verdict.reason}\n"
-            "Change that, or leave the option out, and SGLang's own model runs"
-        )
-    return verdict
+    return decoder_asked(
+        "SGLang", str(config.model_impl).lower(), partial(_architecture, config), partial(unserved, config)
+    )
 
 
-def _decide(config: ServerArgs, named: frozenset[str]) -> Verdict:
-    if not named:
-        return Verdict(False, f"{OPTION} is 0")
-    architecture = str(model_config(config).hf_config.architectures[0])
-    family = ARCHITECTURES.get(architecture)
-    if family is None:
-        return Verdict(False, f"{architecture} has no ATOM decoder", asked=True)
-    if family not in named:
-        return Verdict(False, f"{OPTION} does not name {family}")
-    found = refusals(unserved(config, family))
-    if found:
-        reasons = "; ".join(found)
-        return Verdict(False, f"the ATOM decoder of {architecture} does not serve: {reasons}", asked=True)
-    return Verdict(True, f"the ATOM decoder of {family}, the family of {architecture}, is asked for")
+def _architecture(config: ServerArgs) -> str:
+    return str(model_config(config).hf_config.architectures[0])
 
 
 def unserved(config: ServerArgs, family: str) -> Iterator[str]:

@@ -25,7 +25,8 @@ PATCH = Patch(
 def create_model_config(original: Any) -> Any:
     """Refuse an implementation that is switched off."""
     from atom_patches.core.conditions import refuse_if_off
-    from atom_patches.vllm.models._config import GROUP, IMPL
+    from atom_patches.models.choice import IMPL
+    from atom_patches.vllm.models._config import GROUP
 
     def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.model_impl == IMPL:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from atom_patches.core import PatchError, Verdict, settings
-from atom_patches.core.conditions import refusals
+from atom_patches.core import Verdict
 from atom_patches.models import families
+from atom_patches.models.choice import decoder_asked
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-OPTION = "ATOM_MODELS"
 GROUP = "vllm.models"
-IMPL = "atom"
-"""The value of --model-impl that requires an ATOM decoder; vLLM's own option takes any name."""
 
 SERVED = frozenset(
     {
@@ -53,33 +51,12 @@ def atom_models_asked(config: VllmConfig) -> Verdict:
     Raises:
         PatchError: --model-impl atom, and it cannot.
     """
-    if config.model_config is None:
+    model = config.model_config
+    if model is None:
         return Verdict(False, "the configuration names no model")
-    impl = str(config.model_config.model_impl)
-    if impl not in ("auto", IMPL):
-        return Verdict(False, f"--model-impl is {impl}")
-    verdict = _decide(config, frozenset(settings.MODEL_FAMILIES) if impl == IMPL else settings.model_families())
-    if impl == IMPL and not verdict.ok:
-        raise PatchError(
-            f"--model-impl {IMPL} requires an ATOM decoder, but {verdict.reason}\n"
-            "Change that, or leave the option out, and vLLM's own model runs"
-        )
-    return verdict
-
-
-def _decide(config: VllmConfig, named: frozenset[str]) -> Verdict:
-    if not named:
-        return Verdict(False, f"{OPTION} is 0")
-    architecture = str(config.model_config.architecture)
-    family = families.ARCHITECTURES.get(architecture) if architecture in SERVED else None
-    if family is None:
-        return Verdict(False, f"{architecture} has no ATOM decoder", asked=True)
-    if family not in named:
-        return Verdict(False, f"{OPTION} does not name {family}")
-    found = refusals(unserved(config, family))
-    if found:
-        return Verdict(False, f"the ATOM decoder of {architecture} does not serve: {'; '.join(found)}", asked=True)
-    return Verdict(True, f"the ATOM decoder of {family}, the family of {architecture}, is asked for")
+    return decoder_asked(
+        "vLLM", str(model.model_impl), lambda: str(model.architecture), partial(unserved, config), SERVED
+    )
 
 
 def unserved(config: VllmConfig, family: str) -> Iterator[str]:
