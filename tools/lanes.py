@@ -70,10 +70,13 @@ def environment(lane: Lane) -> Path:
     """The interpreter of the lane's environment, which is built if it is not there.
 
     Raises:
-        CalledProcessError: it could not be built.
+        SystemExit: it could not be built.
     """
     command = [sys.executable, str(ROOT / "tools" / "build_env.py"), lane.name]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"matrix: the environment of {lane.name} cannot be built:\n{done.stderr[-2000:]}")
+    return Path(done.stdout.splitlines()[-1])
 
 
 def sources(lane: Lane) -> Path:

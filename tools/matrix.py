@@ -8,7 +8,8 @@
 
 A release is read from its sources, without a GPU and without importing it (see tools/lanes.py); what was found is kept
 in envs/lanes, so that the document can be checked anywhere. Where a release can be installed, tests/ordering and
-tests/drift run on it: every patch that fits is applied and taken back, and drills of changed sources are held.
+tests/drift run on it: every patch that fits is applied and taken back, and drills of changed sources are held. Of vLLM,
+its own unit tests run, too, with the patches in their places (see tools/engine_tests.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import engine_tests  # noqa: E402
 import lanes  # noqa: E402
 from generated import Part  # noqa: E402
 from lanes import LANES, Lane  # noqa: E402
@@ -36,6 +38,8 @@ from atom_patches.core import Engine, Patch, discovery, reviewed  # noqa: E402
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 TESTS = ("tests/ordering", "tests/drift")
+OWN_TESTS = "engine_tests"
+"""In a record: what the release's own tests said."""
 
 
 class Cell(NamedTuple):
@@ -117,7 +121,22 @@ def tables() -> str:
         cells = grid(name)
         parts += [f"### {title}, by feature", "", *_features(name, cells), ""]
         parts += [f"### {title}, by patch", "", *_patches(name, cells), ""]
+        parts += [*_own(name, title)]
     return "\n".join([*parts, "### AITER, by family of kernels", "", *_aiter()])
+
+
+def _own(name: str, title: str) -> Iterator[str]:
+    """How many of an engine's own tests pass with the patches in their places, and which those call."""
+    rows = [
+        (lane, record[OWN_TESTS]) for lane in LANES if lane.engine == name and OWN_TESTS in (record := recorded(lane))
+    ]
+    if rows:
+        yield from (f"### {title}'s own unit tests", "")
+        yield from _head("release", ["pass with every patch in its place, as without", "patches that they call"])
+        for lane, found in rows:
+            called = ", ".join(f"`{patch}`" for patch in found["called"])
+            yield f"| {lane.version} | {found['passed']} | {called} |"
+        yield ""
 
 
 def _aiter() -> Iterator[str]:
@@ -180,6 +199,10 @@ def renew(lane: Lane, tested: bool) -> None:
     if tested and lane.has_environment:
         _test(lane)
         found["ran"] = [patch.id for patch in patches(lane.engine) if states[patch.id] == "pending"]
+        if lane.name in engine_tests.ARCHIVES:
+            found[OWN_TESTS] = _own_tests(lane)
+    elif OWN_TESTS in before:
+        found[OWN_TESTS] = before[OWN_TESTS]
     for patch in patches(lane.engine):
         implied, state = cell(lane, patch, found).state, states[patch.id]
         fits = {"pending": implied in ("applies", "moved"), "upstreamed": implied == "upstreamed"}
@@ -212,6 +235,14 @@ def _test(lane: Lane) -> None:
     print(f"{lane.name}: {' '.join(TESTS)}: {last[0]}", flush=True)
     if done.returncode:
         raise SystemExit(f"{done.stdout[-4000:]}\nmatrix: tests fail on {lane.name}")
+
+
+def _own_tests(lane: Lane) -> dict[str, Any]:
+    result = engine_tests.run(lane)
+    print(f"{lane.name}: {result}", flush=True)
+    if result.different or not result.called:
+        raise SystemExit("\n  ".join([f"matrix: patches are seen by {lane.name}'s own tests", *result.different]))
+    return {"passed": result.passed, "called": list(result.called)}
 
 
 def summary() -> Iterator[str]:

@@ -16,66 +16,33 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `forced`; importing it arms, so it waits until it is wanted
 
 NAME = sys.argv[1]
 Results = dict[str, dict[str, Any]]
 
 
-class Config:
-    """Stands for an engine's configuration; the conditions are forced here."""
-
-    additional_config: dict[str, Any] = {}
-    parallel_config = model_config = None
-
-
 def declared(force: bool = True) -> list[Any]:
     """The patches that fit the engine, wanted by every configuration if `force`."""
+    from forced import forced  # pyright: ignore[reportMissingImports]
+
     from atom_patches import arming
-    from atom_patches.core import Patch, State, Verdict, discovery, gates
+    from atom_patches.core import State, discovery, gates
 
     if force:
         arming.disarm()  # importing the package arms it; these scenarios have a registry of their own
-
-    def forced(patch: Patch) -> Patch:
-        facts = {name: getattr(patch, name) for name in FACTS}
-        if patch.kind != "bootstrap":
-            facts["when"] = lambda config: Verdict(config is not None, "forced")
-        copy = Patch(**facts)
-        copy.builder = patch.builder
-        return copy
 
     found = discovery.load(descriptor())
     patches = [patch for patch in found if gates.fits(descriptor(), patch).state is State.PENDING]
     return [forced(patch) for patch in patches] if force else patches
 
 
-FACTS = (
-    "id",
-    "target",
-    "supports",
-    "kind",
-    "group",
-    "when",
-    "relies_on",
-    "upstream",
-    "upstreamed",
-    "changes_graph",
-    "graph_settings",
-    "order",
-)
-
-
 def descriptor() -> Any:
     """What the package says about the engine."""
     return importlib.import_module(f"atom_patches.{NAME}.engine").ENGINE
-
-
-def engine() -> Any:
-    """The same, for the made-up configuration."""
-    import dataclasses
-
-    return dataclasses.replace(descriptor(), describe=lambda config: {}, bind_cache_key=lambda config, active: None)
 
 
 def registry_of(patches: list[Any]) -> Any:
@@ -85,6 +52,20 @@ def registry_of(patches: list[Any]) -> Any:
     registry = Registry()
     registry.arm(engine(), patches)
     return registry
+
+
+def configuration() -> Any:
+    """A made-up configuration, which all forced patches want."""
+    from forced import Config  # pyright: ignore[reportMissingImports]
+
+    return Config()
+
+
+def engine() -> Any:
+    """The engine of the made-up configuration."""
+    from forced import undescribed  # pyright: ignore[reportMissingImports]
+
+    return undescribed(descriptor())
 
 
 def import_targets(patches: list[Any]) -> dict[str, str]:
@@ -148,7 +129,7 @@ def armed_first() -> Results:
     """Arm, configure, import: everything applies at the import; then twice, pickling and a forked child."""
     patches = declared()
     registry = registry_of(patches)
-    config = Config()
+    config = configuration()
     registry.configure(NAME, config, "engine core")
     before = states(registry)
     failed = import_targets(patches)
@@ -198,7 +179,7 @@ def imported_first() -> Results:
     registry = registry_of(patches)
     results: Results = {patch.id: {} for patch in usable}
     for time in ("first", "second"):
-        config = Config()
+        config = configuration()
         registry.configure(NAME, config, "engine core")
         found = states(registry)
         for patch in usable:
@@ -223,7 +204,7 @@ def reverts(broken: Any, patches: list[Any], usable: list[Any], stock: dict[str,
 
     group = [patch for patch in patches if patch.feature == broken.feature]
     builder, broken.builder = broken.builder, fail
-    config = Config()
+    config = configuration()
     registry = registry_of(group)
     try:
         registry.configure(NAME, config, "engine core")

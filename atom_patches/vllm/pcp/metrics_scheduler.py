@@ -49,12 +49,13 @@ def update_and_count(original: Callable[..., dict[int, EngineCoreOutputs]]) -> C
         self: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         outputs = original(self, scheduler_output, model_runner_output)
-        if self.parallel_config.prefill_context_parallel_size == 1 or not scheduler_output.num_scheduled_tokens:
+        told = [output.scheduler_stats for output in outputs.values() if output.scheduler_stats is not None]
+        if not told or not scheduler_output.num_scheduled_tokens:
             return outputs
-        counter = counters.get(self) or counters.setdefault(self, StepCounter(self))
-        for output in outputs.values():
-            if output.scheduler_stats is not None:
-                output.scheduler_stats.running_lora_adapters |= counter.figures(scheduler_output).packed()
+        if self.parallel_config.prefill_context_parallel_size > 1:
+            counter = counters.get(self) or counters.setdefault(self, StepCounter(self))
+            for stats in told:
+                stats.running_lora_adapters |= counter.figures(scheduler_output).packed()
         return outputs
 
     return update_from_output
