@@ -1,5 +1,5 @@
 # `make help` lists the targets. Tests and tools run in environments that tools/build_env.py keeps outside the checkout:
-# one with vLLM, for everything but what needs SGLang, and one with SGLang.
+# one with vLLM, for everything but what needs SGLang, one with SGLang, and one for the documentation.
 
 ENGINE ?= vllm-0.20.2
 # Written like a requirement, too: make demo ENGINE=vllm==0.32.0, make demo-sglang ENGINE=sglang==0.5.17.
@@ -13,6 +13,8 @@ endif
 PY := .venv/$(ENGINE)/bin/python
 PYTEST := $(PY) -m pytest
 SGLANG_PY := .venv/$(SGLANG)/bin/python
+# Builds its environment, too, which is small: nothing with an engine waits for it.
+DOCS_PY = $$($(PYTHON) tools/build_env.py docs)
 # What runs on whichever engine is installed.
 EITHER = tests/ordering tests/drift
 SGLANG_TESTS = $(EITHER) tests/sglang
@@ -22,8 +24,8 @@ TWO_AT_A_TIME = -n 2 --dist loadfile
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-sglang envs matrix demo demo-sglang examples docs test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp \
-	pcp-matrix lint typecheck
+.PHONY: help env env-sglang envs matrix demo demo-sglang examples examples-vllm examples-sglang docs changes release \
+	test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp pcp-matrix lint typecheck
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -49,18 +51,30 @@ demo-sglang: env-sglang ## serve hybrids with SGLang stock and with the ATOM dec
 	@$(SGLANG_PY) tools/demo_sglang.py $(ARGS)
 
 examples: envs ## run every example of examples/ on this machine, and compare what it prints with what it says
+	@$(MAKE) --no-print-directory -j 2 examples-vllm examples-sglang
+
+examples-vllm: env
 	@$(PY) tools/run_examples.py $(ARGS)
+
+examples-sglang: env-sglang
 	@$(SGLANG_PY) tools/run_examples.py $(ARGS)
 
 docs: ## build the site into build/site, and fail on any warning
-	@NO_MKDOCS_2_WARNING=1 $$($(PYTHON) tools/build_env.py docs) -m mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
 	@echo 'docs: build/site/index.html'
 
-test: envs lint typecheck ## lint, types and every test but the longest, the cheap ones first
+changes: ## what changelog.d/ will put into CHANGELOG.md
+	@$(DOCS_PY) -m towncrier build --draft --version Unreleased
+
+release: ## move changelog.d/ into CHANGELOG.md: make release VERSION=0.2.0
+	@$(DOCS_PY) -m towncrier build --yes --version $(or $(VERSION),$(error name the release: make release VERSION=0.2.0))
+
+test: envs lint typecheck docs ## what CI runs, the cheap first: lint, types, docs, every test but the longest, examples
 	$(PYTEST) tests --ignore tests/vllm --ignore tests/sglang -m "not long" $(TWO_AT_A_TIME) $(ARGS)
 	$(SGLANG_PY) -m pytest $(EITHER) -m "not long" $(TWO_AT_A_TIME) $(ARGS)
 	$(PYTEST) tests/vllm -m "not long" $(ARGS)
 	$(SGLANG_PY) -m pytest tests/sglang -m "not long" $(ARGS)
+	@$(MAKE) --no-print-directory examples ARGS=
 
 test-long: envs ## the longest tests (about 25 minutes)
 	$(PYTEST) tests -m long $(ARGS)
@@ -91,8 +105,9 @@ fuzz-dp: env-sglang ## drive RANKS real SGLang ranks through STEPS random steps;
 pcp-matrix: env ## PCP=2 to 8 against PCP=1 over models, traffic and settings, on the CPU (about 20 minutes on 2 cores)
 	@$(PY) tools/pcp_matrix.py $(ARGS)
 
-lint: env ## ruff
+lint: env ## ruff, and the workflow files against their schema
 	@$(PY) -m ruff check .
+	@$(DOCS_PY) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 typecheck: env ## pyright
 	@$(PY) -m pyright --pythonpath $(PY)

@@ -35,12 +35,16 @@ def environment(**changes: str) -> dict[str, str]:
     """What a process that imports the engine, unarmed and on the CPU, is started with."""
     ours = ("ATOM_", "VLLM_PLUGINS", "SGLANG_PLUGINS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-    quiet |= {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-    return kept | quiet | (_sglang() if NAME == "sglang" else {}) | changes
+    return kept | quiet() | (sglang_on_cpu() if NAME == "sglang" else {}) | changes
 
 
-def _sglang() -> dict[str, str]:
+def quiet() -> dict[str, str]:
+    """Neither engine asks the network, reports, compiles or says more than it must."""
+    common = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    return common | {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def sglang_on_cpu() -> dict[str, str]:
     """SGLang has no CPU platform of use here: the stand-in of tests/sglang takes its place."""
     path = [str(CPU_SITE), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     import torch

@@ -11,6 +11,7 @@ Prints the thin environment's interpreter as its last line. Does nothing when al
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import shutil
@@ -45,7 +46,7 @@ def site_packages(environment: Path) -> Path:
     return environment / "lib" / f"python{PYTHON[0]}.{PYTHON[1]}" / "site-packages"
 
 
-def check_machine() -> None:
+def check_machine(name: str) -> None:
     found = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if sys.version_info[:2] != PYTHON:
         fail(f"the lock files are for Python {PYTHON[0]}.{PYTHON[1]}, this is {found} ({sys.executable}); "
@@ -55,6 +56,11 @@ def check_machine() -> None:
     for tool in ("gcc", "readelf"):
         if shutil.which(tool) is None:
             fail(f"{tool} is not installed; install gcc and binutils")
+    if name.startswith("vllm"):
+        try:
+            ctypes.CDLL("libnuma.so.1")
+        except OSError:
+            fail("libnuma.so.1, which vLLM's operators for the CPU need, is not installed; install libnuma1")
 
 
 @contextmanager
@@ -151,7 +157,7 @@ def main() -> None:
     lock = ROOT / "envs" / f"{name}.txt"
     if not lock.exists():
         fail(f"no {lock}; known: {', '.join(sorted(p.stem for p in lock.parent.glob('*.txt')))}")
-    check_machine()
+    check_machine(name)
     # The installer must not be steered by the environment of whoever runs it.
     for variable in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         os.environ.pop(variable, None)

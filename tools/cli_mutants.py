@@ -8,14 +8,35 @@ CLI = "atom_patches/cli"
 HELP = "tests/unit/test_cli_help.py"
 REPORTS = "tests/unit/test_bench_report.py"
 LOG = "tests/unit/test_log.py"
+BENCH = "atom_patches/bench"
+COMPARE = "tests/unit/test_compare.py"
+ENGINES = "tests/unit/test_bench_engine.py"
 
 FAULTS = (
     Fault(f"{CLI}/colour.py", f"{HELP}::test_colours_only_where_they_are_seen_and_wanted", "stream.isatty() and", ""),
     Fault(
         f"{CLI}/status.py",
         f"{HELP}::test_a_feature_that_stands_alike_is_one_name_and_trouble_is_named_and_red",
-        'names = ids if every or COLOURS.get(state, "red") == "red" else _features(ids)',
+        "names = ids if every or COLOURS.get(state, ATTENTION) == ATTENTION else _features(ids)",
         "names = ids if every else _features(ids)",
+    ),
+    Fault(
+        f"{CLI}/status.py",
+        f"{HELP}::test_a_release_that_others_are_written_for_is_one_quiet_line",
+        'if patch["state"] != State.UNSUPPORTED.value:',
+        "if True:",
+    ),
+    Fault(
+        f"{CLI}/doctor.py",
+        f"{HELP}::test_a_feature_for_another_release_is_no_problem",
+        "if any(gates.reviewed_version(patch, found.version).ok for patch in patches):",
+        "if False:",
+    ),
+    Fault(
+        "atom_patches/core/report.py",
+        "tests/unit/test_report.py::test_a_process_with_both_engines_speaks_of_each",
+        '"{report.pid}-{report.engine}.json"',
+        '"{report.pid}.json"',
     ),
     Fault(
         f"{CLI}/parsing.py",
@@ -25,13 +46,13 @@ FAULTS = (
     ),
     Fault(f"{CLI}/completion.py", f"{HELP}::test_completion_offers_what_fits", "*values, *patches,", "*values,"),
     Fault(
-        f"{CLI}/compare.py",
+        f"{CLI}/bench_compare.py",
         f"{REPORTS}::TestCompare::test_slower_than_the_limit_fails",
         "if pair.ratio < limit:",
         "if pair.ratio < 0:",
     ),
     Fault(
-        f"{CLI}/compare.py",
+        f"{CLI}/bench_compare.py",
         f"{REPORTS}::TestCompare::test_who_is_timed_no_more_fails",
         "        if case in again:",
         "        if False:",
@@ -53,7 +74,50 @@ FAULTS = (
     Fault(
         "atom_patches/core/report.py",
         "tests/unit/test_report.py::test_a_directory_that_was_refused_does_not_end_a_step_later",
-        '    path = directory() / f"{mine.pid}.json"\n',
-        '    _own = mine\n    path = directory() / f"{mine.pid}.json"\n',
+        "    path = _write_own(mine)\n",
+        "    _own[engine] = mine\n    path = _write_own(mine)\n",
+    ),
+    Fault(
+        f"{BENCH}/answers.py",
+        f"{COMPARE}::test_nothing_is_compared_behind_the_first_token_that_differs",
+        "            return Match(gaps, length, Parting(place, one, other, stock.margins[place]))\n",
+        "            continue\n",
+    ),
+    Fault(
+        f"{BENCH}/answers.py",
+        f"{COMPARE}::test_a_tie_is_no_difference",
+        "found.margin <= tolerance",
+        "found.margin <= 9",
+    ),
+    Fault(
+        f"{BENCH}/interval.py",
+        f"{COMPARE}::test_ends_are_those_of_the_binomial_distribution",
+        "range(k + 1)",
+        "range(k)",
+    ),
+    Fault(
+        f"{CLI}/compare.py",
+        f"{COMPARE}::test_a_broken_overlay_is_different",
+        '{"ATOM_PATCHES": "1", **self.variables}',
+        '{"ATOM_PATCHES": "0", **self.variables}',
+    ),
+    Fault(
+        f"{CLI}/compare_report.py",
+        f"{COMPARE}::test_an_overlay_that_does_nothing_is_told",
+        "    elif not applied:",
+        "    elif False:",
+    ),
+    Fault(f"{BENCH}/server.py", f"{COMPARE}::test_no_server_is_left", "os.killpg(process.pid, signal.SIGKILL)", "pass"),
+    Fault(
+        f"{BENCH}/engine_cells.py",
+        f"{ENGINES}::test_a_cell_that_is_slower_fails_and_an_interval_that_reaches_below_is_told",
+        "ratio.median < LEAST:",
+        "ratio.high < 0:",
+    ),
+    Fault(
+        f"{BENCH}/engine_pair.py",
+        f"{ENGINES}::test_a_side_that_ends_leaves_what_there_is_and_the_next_model",
+        "            found.add(cell, spans)\n",
+        "            found.add(cell, spans) if number else None\n",
     ),
 )

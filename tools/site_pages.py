@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages that lie outside of docs/, and links that point there.
+"""A hook of MkDocs: pages that lie outside of docs/, links that point there, and the changes that wait in changelog.d/.
 
 GitHub and the site show the same files. README.md is the site's first page, the other files of `PAGES` and the figures
 of benchmarks/ are pages too, and links between them are written as GitHub wants them, from file to file. What is linked
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,9 @@ PAGES = {
     "benchmarks/README.md": "benchmarks/index.md",
 }
 """Files of the repository and the names under which the site has them."""
+
+RELEASES = "<!-- towncrier: releases follow -->\n"
+"""A line of CHANGELOG.md, as pyproject.toml has it: what is not released yet belongs below it."""
 
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -90,4 +95,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs hands over a page's text."""
-    return relinked(markdown, page.file.src_uri)
+    name = page.file.src_uri
+    if name == PAGES["CHANGELOG.md"]:
+        before, line, after = markdown.partition(RELEASES)
+        markdown = f"{before}{unreleased()}\n{after}" if line else markdown
+    return relinked(markdown, name)
+
+
+def unreleased() -> str:
+    """What the next release's section will say."""
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "Unreleased"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(f"changelog.d cannot be read: {ran.stderr}")
+    return ran.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--ship", action="store_true", help="write into the package instead of your own file (for developers)"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -40,20 +42,28 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.ship:
             file = reviewed.ship(engine, patches, installed.version)
-            print(f"{arguments.id}: the source in {engine.name} {installed.version} is recorded in {file}")
+            accepted = list(dict.fromkeys(str(target) for patch in patches for target in reviewed.targets(patch)))
         else:
-            accepted = reviewed.accept(engine, patches, installed.version)
-            print(_told(arguments.id, f"{engine.name} {installed.version}", [str(target) for target in accepted]))
+            accepted = [str(target) for target in reviewed.accept(engine, patches, installed.version)]
+            file = settings.accepted_file()
     except SourceError as error:
         raise CommandError(f"{arguments.id} cannot be accepted: {error}. {_advice(patches)}") from error
+    release = f"{engine.name} {installed.version}"
+    if arguments.json:
+        print(json.dumps({"id": arguments.id, "release": release, "file": str(file), "accepted": accepted}, indent=1))
+    else:
+        print(_told(arguments.id, release, str(file), accepted, arguments.ship))
     return 0
 
 
-def _told(name: str, version: str, accepted: list[str]) -> str:
+def _told(name: str, release: str, file: str, accepted: list[str], shipped: bool) -> str:
+    if shipped:
+        return f"{name}: the source in {release} is recorded in {file}"
     if not accepted:
-        return f"{name}: the source in {version} was reviewed already; nothing to accept"
-    listed = "\n".join(f"  {target}" for target in accepted)
-    return f"{name}: accepted the source in {version}, recorded in {settings.accepted_file()}\n{listed}"
+        return f"{name}: the source in {release} was reviewed already; nothing to accept"
+    return "\n".join(
+        [f"{name}: accepted the source in {release}, recorded in {file}", *(f"  {target}" for target in accepted)]
+    )
 
 
 def _advice(patches: Iterable[Patch]) -> str:

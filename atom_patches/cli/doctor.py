@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlparse
 
 from atom_patches.cli import catalogue
-from atom_patches.core import late, report, settings
-from atom_patches.core.patch import State
+from atom_patches.core import gates, late, report, settings
+from atom_patches.core.patch import Patch, State
 
 if TYPE_CHECKING:
     from atom_patches.cli.parsing import Commands
@@ -84,7 +84,7 @@ def plugin_checks() -> list[Finding]:
 
 
 def engine_checks() -> list[Finding]:
-    """Installed engines that patches were not reviewed for."""
+    """Installed engines that patches were not reviewed for; one that some were reviewed for is none to be fixed."""
     return list(_engines())
 
 
@@ -238,15 +238,34 @@ def _engines() -> Iterator[Finding]:
     for found in installed:
         if found.location is None:
             continue
-        unfit: dict[State, list[str]] = defaultdict(list)
-        for patch in catalogue.patches(found.engine):
-            unfit[catalogue.standing(found, patch).state].append(patch.id)
-        for state in (State.UNSUPPORTED, State.DRIFTED):
-            if unfit[state]:
-                yield _problem(_unfit(found, state, unfit[state]))
+        unfit: dict[State, list[Patch]] = defaultdict(list)
+        patches = [patch for patch in catalogue.patches(found.engine) if patch.kind != "bootstrap"]
+        for patch in patches:
+            unfit[catalogue.standing(found, patch).state].append(patch)
+        if unfit[State.DRIFTED]:
+            yield _problem(_unfit(found, State.DRIFTED, unfit[State.DRIFTED]))
+        if unfit[State.UNSUPPORTED]:
+            if any(gates.reviewed_version(patch, found.version).ok for patch in patches):
+                yield from _for_others(found, unfit[State.UNSUPPORTED])
+            else:
+                yield _problem(_unfit(found, State.UNSUPPORTED, unfit[State.UNSUPPORTED]))
 
 
-def _unfit(found: catalogue.Installed, state: State, ids: list[str]) -> str:
+def _for_others(found: catalogue.Installed, patches: list[Patch]) -> Iterator[Finding]:
+    """Features that are written for other releases than the installed, which others are written for."""
+    features: dict[str, list[Patch]] = defaultdict(list)
+    for patch in patches:
+        features[patch.feature].append(patch)
+    for feature, members in features.items():
+        releases = ", ".join(sorted({patch.supports for patch in members}))
+        yield _note(
+            f"{feature} is for {releases}; {found.engine.name} {found.version} is another, and differs where "
+            f"{len(members)} patch(es) of it stand. See `python -m atom_patches explain {members[0].id}`."
+        )
+
+
+def _unfit(found: catalogue.Installed, state: State, patches: list[Patch]) -> str:
+    ids = [patch.id for patch in patches]
     what = "a version that was not reviewed" if state is State.UNSUPPORTED else "source that has changed since review"
     first = ids[0]
     return (

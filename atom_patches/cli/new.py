@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from string import Template
@@ -41,6 +42,7 @@ def add_to(commands: Commands) -> None:
     )
     patch.add_argument("id", metavar="ID", help="ENGINE.FEATURE.NAME, all in lower case")
     patch.add_argument("--target", required=True, metavar="MODULE:NAME", help="what it replaces: module:Class.method")
+    patch.add_argument("--json", action="store_true", help="print one JSON object")
     patch.set_defaults(run=new_patch)
     kernel = commands.add(
         "new kernel",
@@ -50,6 +52,7 @@ def add_to(commands: Commands) -> None:
         [("new kernel example", "a package, a test, and what to do next")],
     )
     kernel.add_argument("id", metavar="NAME", help="in lower case, words joined by _")
+    kernel.add_argument("--json", action="store_true", help="print one JSON object")
     kernel.set_defaults(run=new_kernel)
 
 
@@ -79,12 +82,9 @@ def new_patch(arguments: argparse.Namespace) -> int:
     files = {folder / f"{name}.py": _filled("patch.py.txt", values)}
     if not (folder / "__init__.py").exists():
         files[folder / "__init__.py"] = f'"""What the patches of {engine}.{feature} do together."""\n'
+    steps = [f"{PROGRAM} accept --ship {arguments.id}", f"python -m pytest tests/ordering tests/drift -k {name}"]
     _write(files)
-    print(
-        f"next, in the environment that has {engine}:\n"
-        f"  {PROGRAM} accept --ship {arguments.id}\n"
-        f"  python -m pytest tests/ordering tests/drift -k {name}"
-    )
+    _tell(arguments.json, files, f"next, in the environment that has {engine}", steps)
     return 0
 
 
@@ -101,13 +101,13 @@ def new_kernel(arguments: argparse.Namespace) -> int:
     parts = ("__init__", "reference", "triton_impl", "bench")
     files = {folder / f"{part}.py": _filled(f"kernel_{part.strip('_')}.py.txt", values) for part in parts}
     files[checkout / "tests" / "kernels" / f"test_{name}.py"] = _filled("kernel_test.py.txt", values)
+    steps = [
+        f"python -m pytest tests/kernels/test_{name}.py",
+        f"python tools/compile_kernels.py {name}",
+        "python tools/kernel_table.py --write",
+    ]
     _write(files)
-    print(
-        "next:\n"
-        f"  python -m pytest tests/kernels/test_{name}.py\n"
-        f"  python tools/compile_kernels.py {name}\n"
-        "  python tools/kernel_table.py --write"
-    )
+    _tell(arguments.json, files, "next", steps)
     return 0
 
 
@@ -138,4 +138,12 @@ def _write(files: dict[Path, str]) -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
+
+
+def _tell(as_json: bool, files: dict[Path, str], heading: str, steps: list[str]) -> None:
+    """Say what was written, and what to run next."""
+    if as_json:
+        print(json.dumps({"written": [str(path) for path in files], "next": steps}, indent=1))
+        return
+    lines = [*(f"wrote {path}" for path in files), f"{heading}:", *(f"  {step}" for step in steps)]
+    print("\n".join(lines))

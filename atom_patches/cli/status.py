@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from atom_patches import __version__
 from atom_patches.cli import catalogue, colour
 from atom_patches.core import report, settings
-from atom_patches.core.patch import Patch
+from atom_patches.core.patch import Patch, State
 
 if TYPE_CHECKING:
     from atom_patches.cli.parsing import Commands
@@ -26,8 +26,11 @@ COLOURS: dict[str, colour.Colour] = {
     "upstreamed": "cyan",
     "inactive": "grey",
     "off": "grey",
+    "unsupported": "grey",
 }
 """Of states; whatever needs a person's attention is red, and names its patches."""
+
+ATTENTION = "red"
 
 
 def add_to(commands: Commands) -> None:
@@ -143,15 +146,23 @@ def _grouped(patches: list[dict[str, Any]], indent: str, every: bool, paint: col
     """Patches with the same state for the same reason share one entry."""
     alike: dict[tuple[str, str], list[str]] = {}
     for patch in patches:
-        alike.setdefault((patch["state"], patch["reason"]), []).append(patch["id"])
+        alike.setdefault((patch["state"], _brief(patch)), []).append(patch["id"])
     lines: list[str] = []
     for (state, reason), ids in alike.items():
-        lines.append(f"{indent}{paint(f'{state:<11}', COLOURS.get(state, 'red'))}  {reason}")
-        names = ids if every or COLOURS.get(state, "red") == "red" else _features(ids)
+        lines.append(f"{indent}{paint(f'{state:<11}', COLOURS.get(state, ATTENTION))}  {reason}")
+        names = ids if every or COLOURS.get(state, ATTENTION) == ATTENTION else _features(ids)
         lines += textwrap.wrap(
             ", ".join(names), WIDTH, initial_indent=f"{indent}{'':<13}", subsequent_indent=f"{indent}{'':<13}"
         )
     return lines or [f"{indent}none"]
+
+
+def _brief(patch: dict[str, Any]) -> str:
+    """Why a patch stands where it does, in one line: where an unreviewed release differs is for `explain`."""
+    reason: str = patch["reason"]
+    if patch["state"] != State.UNSUPPORTED.value:
+        return reason
+    return f"{reason.partition(', and ')[0]}, and its source is another: see `python -m atom_patches explain ID`"
 
 
 def _features(ids: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each process says about itself: one small state file per process, for `status` to read.
+"""What each process says about itself: a small state file per process and engine, for `status` to read.
 
 The files lie in a directory that only the user can enter, because `status` believes what they say. A file is
 believed only while the process that wrote it lives: a pid alone would be recycled, so the start time that the
@@ -75,7 +75,8 @@ class ProcessReport:
     title: str = field(default="", compare=False)
 
 
-_own: ProcessReport | None = None
+_own: dict[str, ProcessReport] = {}
+"""By engine: a process may hold both."""
 _kernels: list[KernelReport] = []
 
 
@@ -88,17 +89,17 @@ def publish(
     patches: Iterable[PatchReport],
     notes: Iterable[str] = (),
 ) -> Path:
-    """Write, or replace, this process's state file and return its path.
+    """Write, or replace, this process's state file about an engine and return its path.
 
     A process keeps the roles that it published before; everything else is replaced.
 
     Raises:
         StateDirError: the directory is someone else's, is open to others, or cannot be written.
     """
-    global _own
-    if _own is None:
+    if not _own:
         atexit.register(withdraw)
-    roles = _own.roles if _own is not None and _own.pid == os.getpid() else ()
+    before = _own.get(engine)
+    roles = before.roles if before is not None and before.pid == os.getpid() else ()
     mine = ProcessReport(
         pid=os.getpid(),
         started=start_time(os.getpid()) or "",
@@ -110,9 +111,8 @@ def publish(
         notes=tuple(notes),
         kernels=tuple(_kernels),
     )
-    path = directory() / f"{mine.pid}.json"
-    _write(path, {"format": FORMAT} | asdict(mine))
-    _own = mine  # not before: what could not be written once is not tried again in the middle of a step
+    path = _write_own(mine)
+    _own[engine] = mine  # not before: what could not be written once is not tried again in the middle of a step
     return path
 
 
@@ -124,11 +124,10 @@ def refresh(engine: str, patches: Iterable[PatchReport], notes: Iterable[str] = 
     Raises:
         StateDirError: the file cannot be written.
     """
-    global _own
-    if _own is None or _own.engine != engine:
+    if engine not in _own:
         return
-    _own = replace(_own, patches=tuple(patches), notes=tuple(notes))
-    _write(directory() / f"{_own.pid}.json", {"format": FORMAT} | asdict(_own))
+    _own[engine] = replace(_own[engine], patches=tuple(patches), notes=tuple(notes))
+    _write_own(_own[engine])
 
 
 def kernel_chosen(operation: str, provider: str, reason: str) -> None:
@@ -137,24 +136,24 @@ def kernel_chosen(operation: str, provider: str, reason: str) -> None:
     Raises:
         StateDirError: the process has published a file, and it cannot be written.
     """
-    global _own
     _kernels.append(KernelReport(operation, provider, reason))
-    if _own is not None and _own.pid == os.getpid():
-        _own = replace(_own, kernels=tuple(_kernels))
-        _write(directory() / f"{_own.pid}.json", {"format": FORMAT} | asdict(_own))
+    for engine, mine in list(_own.items()):
+        if mine.pid == os.getpid():
+            _own[engine] = replace(mine, kernels=tuple(_kernels))
+            _write_own(_own[engine])
 
 
 def withdraw() -> None:
-    """Remove this process's state file. A forked child leaves its parent's file alone."""
-    global _own
-    if _own is not None and _own.pid == os.getpid():
-        with contextlib.suppress(OSError, StateDirError):
-            (directory() / f"{_own.pid}.json").unlink()
-    _own = None
+    """Remove this process's state files. A forked child leaves its parent's alone."""
+    for mine in _own.values():
+        if mine.pid == os.getpid():
+            with contextlib.suppress(OSError, StateDirError):
+                _path(mine).unlink()
+    _own.clear()
 
 
 def processes() -> list[ProcessReport]:
-    """Reports of the processes that are alive, by pid. Files of dead processes are removed.
+    """Reports of the processes that are alive, by pid and engine. Files of dead processes are removed.
 
     Raises:
         StateDirError: the directory is someone else's or is open to others, so that its files prove nothing.
@@ -169,7 +168,7 @@ def processes() -> list[ProcessReport]:
                 path.unlink()
             continue
         found.append(report)
-    return sorted(found, key=lambda report: report.pid)
+    return sorted(found, key=lambda report: (report.pid, report.engine))
 
 
 def directory() -> Path:
@@ -220,6 +219,16 @@ def _advice(path: Path, fault: str) -> str:
         f"the state directory {path} {fault}. Make it your own with mode 0700, "
         "or name another with ATOM_PATCHES_STATE_DIR."
     )
+
+
+def _path(report: ProcessReport) -> Path:
+    return directory() / f"{report.pid}-{report.engine}.json"
+
+
+def _write_own(report: ProcessReport) -> Path:
+    path = _path(report)
+    _write(path, {"format": FORMAT} | asdict(report))
+    return path
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -282,8 +291,7 @@ def _alive(report: ProcessReport) -> bool:
 
 def _after_fork() -> None:
     """A forked child starts without a report: it publishes its own once it is handed a configuration."""
-    global _own
-    _own = None
+    _own.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -61,7 +62,9 @@ def patch(copy: Path, run: Run) -> Path:
 
 @pytest.fixture(scope="module")
 def kernel(copy: Path, run: Run) -> list[Path]:
-    run("-m", "atom_patches", "new", "kernel", "example")
+    told = json.loads(run("-m", "atom_patches", "new", "kernel", "example", "--json"))
+    assert all(Path(path).is_file() for path in told["written"]) and len(told["written"]) == 5
+    assert told["next"][0] == "python -m pytest tests/kernels/test_example.py"
     package = sorted((copy / "atom_patches" / "kernels" / "example").glob("*.py"))
     assert [path.stem for path in package] == ["__init__", "bench", "reference", "triton_impl"]
     return [*package, copy / "tests" / "kernels" / "test_example.py"]

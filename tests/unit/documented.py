@@ -24,7 +24,8 @@ class Command(NamedTuple):
 
 def files() -> list[Path]:
     """What users and contributors read."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    named = ("README.md", "CONTRIBUTING.md", "changelog.d/README.md")
+    return [*(ROOT / name for name in named), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands() -> list[Command]:

@@ -73,7 +73,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("ATOM_PATCHES_ACCEPTED", str(tmp_path / "accepted.json"))
-    monkeypatch.setattr(report, "_own", None)
+    monkeypatch.setattr(report, "_own", {})
 
 
 class Mill:
@@ -278,6 +278,10 @@ def test_drift_is_shown_with_its_line_and_accepted_after_review(reviewed: Mill, 
     assert standing(run)["state"] == "pending"
     assert run("doctor")[:2] == (0, "doctor: no problems\n")
     assert "nothing to accept" in run("accept", "mill.grind.scale")[1]
+    again = json.loads(run("accept", "mill.grind.scale", "--json")[1])
+    assert (again["id"], again["accepted"]) == ("mill.grind.scale", [])
+    shipped = json.loads(run("accept", "--ship", "mill.grind.scale", "--json")[1])
+    assert "mill.stones:scale" in shipped["accepted"] and shipped["file"].endswith(".json")
 
 
 def test_drift_of_what_a_patch_relies_on_counts(reviewed: Mill, run: Run) -> None:

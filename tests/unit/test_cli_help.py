@@ -15,7 +15,8 @@ from typing import Any
 import cli_page
 import pytest
 
-from atom_patches.cli import colour, completion, main, parsers, status
+from atom_patches.cli import catalogue, colour, completion, doctor, main, parsers, status
+from atom_patches.core import Engine, Patch, State, gates
 from tools import startup
 
 PARSER, COMMANDS = parsers()
@@ -84,6 +85,12 @@ def test_the_page_is_up_to_date() -> None:
 # JSON
 
 
+def test_whoever_reports_something_reports_it_to_scripts_too() -> None:
+    """`run` becomes the command, and `completion` prints a script as it is."""
+    without = [name for name, parser in COMMANDS.by_name.items() if "--json" not in parser.options]
+    assert without == ["run", "completion"]
+
+
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["explain", "vllm.dp_idle"]])
 def test_json_is_the_same_for_scripts(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main([*command, "--json"])
@@ -132,6 +139,34 @@ def test_colours_only_where_they_are_seen_and_wanted(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert colour.painter(stream)("applied", "green") == ("\x1b[32mapplied\x1b[0m" if coloured else "applied")
+
+
+@pytest.mark.parametrize(("version", "problem"), [("0.20.2", False), ("9.0", True)])
+def test_a_feature_for_another_release_is_no_problem(
+    version: str, problem: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a release that nothing was reviewed for is one."""
+
+    def standing(found: catalogue.Installed, patch: Patch) -> gates.Finding:
+        other = patch.feature == "vllm.dp_idle"
+        return gates.Finding(State.UNSUPPORTED if other else State.PENDING, "made up")
+
+    def installed(engine: Engine) -> catalogue.Installed:
+        return catalogue.Installed(engine, Path() if engine.name == "vllm" else None, "vllm", version)
+
+    monkeypatch.setattr(catalogue, "installed", installed)
+    monkeypatch.setattr(catalogue, "standing", standing)
+    (found,) = doctor.engine_checks()
+    assert found.is_problem is problem
+    assert "explain vllm.dp_idle.post_step" in found.message
+
+
+def test_a_release_that_others_are_written_for_is_one_quiet_line() -> None:
+    reason = "vllm 0.20.2 is not in <0.33,>=0.32, and a:b is gone: so long a story"
+    two = [{"id": f"vllm.pcp.{name}", "state": "unsupported", "reason": f"{reason} {name}"} for name in "ab"]
+    line, names = status._grouped(two, indent="", every=False, paint=lambda text, colour: f"<{colour}>{text}")
+    assert line.startswith("<grey>unsupported") and "story" not in line and "explain ID" in line
+    assert names.strip() == "vllm.pcp (2 patches)"
 
 
 def patches(**states: str) -> list[dict[str, Any]]:

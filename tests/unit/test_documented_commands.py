@@ -51,6 +51,7 @@ SERVED = Lacking(
 NEW = Test("tests/startup/test_new_files.py")
 CPU_BENCH = Test("tests/unit/test_documented_commands.py::test_a_benchmark_can_be_tried_without_a_gpu")
 PCP_BENCH = Test("tests/unit/test_bench_pcp.py::test_a_run_on_a_cpu")
+ENGINE_BENCH = Test("tests/vllm/test_compare.py::test_whole_engines_are_measured_in_turn")
 EXAMPLES = Test("tests/unit/test_examples.py")
 
 PROOFS: dict[str, Here | Test | Job | Lacking] = {
@@ -60,13 +61,15 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     rf"{PROGRAM} doctor( --json)?": Here(),
     rf"{PROGRAM} explain (vllm\.(pcp|dp_idle)\S*|sglang\S*)( --json)?": Here(),
     rf"{PROGRAM} (explain (ID|PATCH)|accept (--ship PATCH_ID|vllm\.pcp\S*))": Test("tests/unit/test_cli.py"),
-    rf"{PROGRAM} compare before\.json after\.json.*": Here(),
+    rf"{PROGRAM} bench compare before\.json after\.json.*": Here(),
+    rf"{PROGRAM} compare .*": Test("tests/vllm/test_compare.py::test_stock_and_overlay_answer_the_same"),
     rf"{PROGRAM} completion (bash|zsh)": Here(),
     rf"{PROGRAM} new .*": NEW,
     rf"{PROGRAM} (accept --ship|explain) vllm\.example\.post_step": NEW,
     rf"{PROGRAM} run -- .*": Test("tests/unit/test_cli.py::test_run_becomes_the_armed_command"),
     rf"{PROGRAM} bench rms_norm --device cpu.*": CPU_BENCH,
     rf"{PROGRAM} bench pcp --device cpu --shape tiny": PCP_BENCH,
+    rf"{PROGRAM} bench engine --device cpu.*": ENGINE_BENCH,
     rf"{PROGRAM} bench.*": GPU,
     r"python -m pytest tests/kernels/test_example\.py": NEW,
     r"python -m pytest tests/ordering tests/drift -k post_step": NEW,
@@ -76,7 +79,8 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     r"python tools/aiter_signatures\.py .*": Lacking("a checkout of AITER"),
     r"python benchmarks/\w+\.py.*": Lacking("a GPU, or two"),
     r"python examples/own_package/run\.py": EXAMPLES,
-    r"python examples/(serve_hybrid_pcp|dp_attention)\.py": Job("make examples"),
+    r"python examples/(serve_hybrid_pcp|dp_attention|offline_models)\.py": Job(".ci/run"),
+    r"python examples/serve_models\.py all": Lacking("minutes; its default runs in `make examples`"),
     r"python examples/(accuracy|serving_benchmark)\.py --help": EXAMPLES,
     r"python -m (sglang\.launch_server|vllm\.entrypoints\.openai\.api_server) --model.*": SERVED,
     r"vllm serve.*": SERVED,
@@ -86,9 +90,11 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     r"pip (install -e PATH_TO_THIS_CHECKOUT|uninstall atom-patches)": Test("tests/startup/test_install.py"),
     r"pre-commit install": Lacking("a clone with hooks; they call make lint and make typecheck"),
     r"source \.venv/vllm-0\.20\.2/bin/activate": Job("make demo"),
-    r"make (demo|demo-sglang|examples|startup|pcp-matrix|test-long)": Job(""),
+    r"make (demo|demo-sglang|startup|pcp-matrix|test-long)": Job(""),
     r"make (lint|typecheck|docs)": Job("make lint typecheck docs"),
-    r"make (test|env|env-sglang)": Job(".ci/run"),
+    r"make (test|env|env-sglang|examples)": Job(".ci/run"),
+    r"make changes": Job("make lint typecheck docs"),  # the site has them
+    r"make release VERSION=.*": Lacking("a release to make"),
     r"make test-(sglang|kernels ARGS=.*)": Job(".ci/run"),
     r"make help": Test("tests/unit/test_documented_commands.py::test_every_target_is_there"),
     r"make demo(-sglang)? ENGINE=.*": Job(""),
@@ -130,6 +136,18 @@ def test_jobs_run_what_is_claimed() -> None:
         if isinstance(one, Job):
             assert (one.command or command.text) in run, command
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"
+    whole = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ntest: ")[2].partition("\n\n")[0]
+    assert whole.startswith("envs lint typecheck docs ") and "$(MAKE) --no-print-directory examples " in whole
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
+def test_what_workflows_run_is_there(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    targets = {word for line in re.findall(r"\bmake ([^\n]*)$", text, re.MULTILINE) for word in line.split()}
+    assert [word for word in targets if "=" not in word and not re.search(rf"^{word}:", makefile, re.MULTILINE)] == []
+    named = re.findall(r"(?<![\w/])(?:tests|tools)/[\w./]*\w", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_target_is_there() -> None:
@@ -154,7 +172,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("VLLM_PLUGINS", "SGLANG_PLUGINS", "ATOM_PATCHES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(report, "_own", None)
+    monkeypatch.setattr(report, "_own", {})
     return tmp_path
 
 

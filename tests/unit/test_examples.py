@@ -93,7 +93,31 @@ def test_images_are_made_of_what_is_there(path: Path) -> None:
     assert copied >= {"setup.py", "atom_patches", "atom_patches.pth", "atom_patches_boot.py"} or copied == {"."}
 
 
+def test_an_image_gets_what_a_clone_has() -> None:
+    """`COPY . .` takes everything else along, environments with this machine's paths included."""
+    left_out = set((ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines())
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert {name.rstrip("/") for name in ignored if not name.startswith(("_", "*.py"))} <= left_out
+    assert "**/__pycache__" in left_out
+
+
 # Several nodes
+
+
+# What KubeRay's RayJob (ray.io/v1) has, of what the manifest uses.
+JOB = {"entrypoint", "runtimeEnvYAML", "rayClusterSpec"}
+CLUSTER = {"headGroupSpec", "workerGroupSpecs"}
+HEAD = {"rayStartParams", "template"}
+WORKERS = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+
+
+def test_the_manifest_has_the_names_that_kuberay_knows() -> None:
+    job, _ = yaml.safe_load_all(KUBERNETES.read_text(encoding="utf-8"))
+    cluster = job["spec"]["rayClusterSpec"]
+    found = [job["spec"], cluster, cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert [set(one) for one in found] == [JOB, CLUSTER, HEAD, *[WORKERS] * len(cluster["workerGroupSpecs"])]
+    groups = found[2:]
+    assert all(isinstance(value, str) for one in groups for value in one["rayStartParams"].values())
 
 
 def pods(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "lathe.config", module)
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("ATOM_PATCHES_STRICT", raising=False)
-    monkeypatch.setattr(report, "_own", None)
+    monkeypatch.setattr(report, "_own", {})
     yield
     gc.collect()
 

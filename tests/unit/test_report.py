@@ -23,7 +23,7 @@ PATCHES = (
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "state"
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(path))
-    monkeypatch.setattr(report, "_own", None)
+    monkeypatch.setattr(report, "_own", {})
     return path
 
 
@@ -37,7 +37,7 @@ def write_for(pid: int, started: str, state_dir: Path) -> Path:
     path = publish()
     content = json.loads(path.read_text()) | {"pid": pid, "started": started}
     path.unlink()
-    other = state_dir / f"{pid}.json"
+    other = state_dir / f"{pid}-vllm.json"
     other.write_text(json.dumps(content))
     return other
 
@@ -62,6 +62,21 @@ def test_a_process_gathers_its_roles_and_replaces_the_rest() -> None:
     assert found.config == {"tp": "4"}
 
 
+def test_a_process_with_both_engines_speaks_of_each() -> None:
+    publish("api server")
+    publish("engine", engine="sglang", version="0.5.17")
+    later = (report.PatchReport("vllm.pcp.block_table", "displaced", "by someone"),)
+    report.refresh("vllm", later)
+    report.kernel_chosen("rms_norm", "triton", "made up")
+    other, one = report.processes()
+    assert (one.engine, one.roles, one.patches) == ("vllm", ("api server",), later)
+    assert (other.engine, other.roles, other.patches) == ("sglang", ("engine",), PATCHES)
+    assert [kernel.operation for kernel in (*one.kernels, *other.kernels)] == ["rms_norm"] * 2
+    report._kernels.clear()
+    report.withdraw()
+    assert report.processes() == []
+
+
 def test_a_refresh_keeps_who_and_replaces_what() -> None:
     publish("worker", notes=["old"])
     later = (report.PatchReport("vllm.pcp.block_table", "displaced", "by someone"),)
@@ -82,7 +97,7 @@ def test_directory_and_files_are_private(state_dir: Path) -> None:
     path = publish()
     assert state_dir.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o077 == 0
-    assert [entry.name for entry in state_dir.iterdir()] == [f"{os.getpid()}.json"]
+    assert [entry.name for entry in state_dir.iterdir()] == [f"{os.getpid()}-vllm.json"]
 
 
 def test_a_directory_open_to_others_is_refused(state_dir: Path) -> None:
