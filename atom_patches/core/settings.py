@@ -162,6 +162,14 @@ TABLE: tuple[Setting, ...] = (
         "positions; `1`: everything; `0`: nothing.",
     ),
     Setting(
+        "ATOM_ATTENTION",
+        "switch",
+        "0",
+        ("0", "1"),
+        "`1`: in vLLM, layers with keys and values of their own attend on this package's kernel (AITER, Triton, torch). "
+        "It has not run on a GPU yet.",
+    ),
+    Setting(
         "ATOM_SPARSE_MLA",
         "choice",
         "auto",
@@ -279,6 +287,11 @@ def fusions() -> frozenset[str]:
     """What ATOM decoders are to run as one kernel."""
     asked = _items(_choice(_BY_NAME["ATOM_FUSIONS"]))
     return frozenset(FUSIONS) if "1" in asked else frozenset(asked) - {"0"}
+
+
+def attention() -> bool:
+    """Whether attention to keys and values is to run on this package's kernel."""
+    return _choice(_BY_NAME["ATOM_ATTENTION"]) == "1"
 
 
 def sparse_mla() -> str:

@@ -158,6 +158,7 @@ def test_every_declared_variable_is_read_somewhere() -> None:
         "ATOM_PCP_DEBUG": "settings.pcp_debug(",
         "ATOM_MODELS": "settings.model_families(",
         "ATOM_FUSIONS": "settings.fusions(",
+        "ATOM_ATTENTION": "settings.attention(",
         "ATOM_SPARSE_MLA": "settings.sparse_mla(",
         "ATOM_SPARSE_MLA_MIB": "settings.sparse_mla_workspace_mib(",
         "ATOM_KERNELS": "settings.kernel_providers(",

@@ -1,0 +1,1 @@
+"""Attention on this package's kernel in place of vLLM's own backends."""
