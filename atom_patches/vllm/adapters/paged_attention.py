@@ -142,7 +142,7 @@ class AtomPagedImpl(AttentionImpl[AtomPagedMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
 
     def do_kv_cache_update(
-        self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Store a key and a value `[rows, heads, size]` in each slot; a negative slot is padding."""
         keys, values = kv_cache.unbind(0)
