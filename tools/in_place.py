@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def put_in_place(name: str) -> None:
     """Apply every patch that fits the installed engine; those of modules that are imported later follow then."""
-    from forced import Config, forced, undescribed
+    from forced import Config, forced, undescribed  # pyright: ignore[reportMissingImports]
 
     from atom_patches import arming
     from atom_patches.core import State, discovery, gates
@@ -77,4 +77,4 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     found = {"outcomes": session.config.stash[OUTCOMES], "calls": CALLS}
-    Path(session.config.getoption("--outcomes")).write_text(json.dumps(found), encoding="utf-8")
+    Path(str(session.config.getoption("--outcomes"))).write_text(json.dumps(found), encoding="utf-8")
