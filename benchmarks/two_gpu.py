@@ -6,7 +6,7 @@
     python benchmarks/two_gpu.py report link.json vllm.json
 
 Each layout is one start of vLLM with a process a rank (external launcher). Modes change at run time: the settings are
-read for every step. Weights are seeded (seeded_model.py), prompts random.
+read for every step. Weights are seeded (atom_patches/bench/seeded_model.py), prompts random.
 """
 
 from __future__ import annotations

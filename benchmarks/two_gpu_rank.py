@@ -92,9 +92,9 @@ def _wait_for(device: torch.device) -> None:
 
 def engine(plan: dict[str, Any]) -> Iterator[Part]:
     """Start the engine and measure it, part by part: a run that is cut short leaves what it has."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    import seeded_model
     from vllm import LLM
+
+    from atom_patches.bench import seeded_model
 
     size = seeded_model.SIZES[plan["size"]]
     seeded_model.register(size)

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from demo_server import Server, free_port, running  # noqa: E402
+from atom_patches.bench.server import Server, free_port, running  # noqa: E402
 
 LOGS = ROOT / "build" / "examples"
 

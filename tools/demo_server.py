@@ -1,69 +1,24 @@
-"""A server on this machine's CPU for as long as a `with` block: vLLM's, OpenAI-compatible, or another one's process."""
+"""A vLLM server on this machine's CPU for as long as a `with` block, OpenAI-compatible, with a probe in its workers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-START_S = 240.0
-STOP_S = 30.0
-LOG_LINES = 40
+from atom_patches.bench import server
+from atom_patches.bench.server import ServerError, free_port, running
+
+__all__ = ["Server", "ServerError", "free_port", "running", "serve"]
 
 
-class ServerError(RuntimeError):
-    """The server did not start, or ended by itself; the message ends with its log's last lines."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that answers, or will answer, at `url`."""
-
-    name: str
-    url: str
-    log: Path
-    environment: Mapping[str, str]
-    process: subprocess.Popen[bytes]
-
-    def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Return when the server answers; `meanwhile` is called about once a second until then.
-
-        Raises:
-            ServerError: it does not answer in time, or ends.
-        """
-        deadline = time.monotonic() + START_S
-        while not _healthy(self.url):
-            self.check()
-            if time.monotonic() > deadline:
-                raise ServerError(f"the server {self.name} did not answer in {START_S:.0f} s:\n{_tail(self.log)}")
-            meanwhile()
-            time.sleep(1.0)
-
-    def check(self) -> None:
-        """Raises:
-        ServerError: the server has ended.
-        """
-        if (code := self.process.poll()) is not None:
-            raise ServerError(f"the server {self.name} ended with status {code}:\n{_tail(self.log)}")
-
-    def status(self) -> dict[str, Any]:
-        """What `python -m atom_patches status --json` says about this server's processes."""
-        done = subprocess.run(
-            [sys.executable, "-m", "atom_patches", "status", "--json"],
-            env=self.environment, capture_output=True, text=True, check=True, timeout=START_S,
-        )  # fmt: skip
-        return json.loads(done.stdout)
+class Server(server.Server):
+    """A server that also says what its workers and its counters saw."""
 
     def workers(self, method: str) -> list[Any]:
         """What a method of `row_probe` gives on every worker, by rank."""
@@ -103,53 +58,6 @@ def _environment(plugins: str, ranks: int, states: Path) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-LOG_LINES:])
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and whatever it left of its own process group."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-@contextlib.contextmanager
-def running(
-    name: str, command: Sequence[str], port: int, environment: Mapping[str, str], folder: Path
-) -> Iterator[Server]:
-    """Start a server's process, whose log goes to `folder`, and end it with the block."""
-    log = folder / f"{name}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    try:
-        yield Server(name, f"http://127.0.0.1:{port}", log, environment, process)
-    finally:
-        _stop(process)
-
-
 @contextlib.contextmanager
 def serve(
     model: Path, name: str, plugins: str, pcp: int, options: tuple[str, ...], folder: Path, dtype: str = "float32"
@@ -163,5 +71,5 @@ def serve(
     command += ["--worker-extension-cls", "row_probe.RowProbe"]
     if pcp > 1:
         command += ["--prefill-context-parallel-size", str(pcp)]
-    with running(name, command, port, _environment(plugins, pcp, states), folder) as server:
-        yield server
+    with running(name, command, port, _environment(plugins, pcp, states), folder) as started:
+        yield Server(**vars(started))

@@ -28,9 +28,9 @@ from typing import Any, NoReturn
 
 import httpx
 from checkpoints import checkpoint, parameters
-from demo_server import Server, ServerError, free_port, running
 from toolcache import ROOT
 
+from atom_patches.bench.server import Server, ServerError, free_port, running
 from atom_patches.core import discovery, gates
 from atom_patches.sglang.engine import ENGINE
 

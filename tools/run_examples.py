@@ -37,6 +37,9 @@ EXAMPLES = (
     Example("own_package/run.py"),
     Example("notebook.py", "vllm"),
     Example("serve_hybrid_pcp.py", "vllm"),
+    Example("offline_models.py", "vllm"),
+    Example("serve_models.py", "vllm"),
+    Example("serve_models.py", "sglang"),
     Example("dp_attention.py", "sglang"),
     Example("sparse_mla.py", "sglang"),
 )

@@ -21,6 +21,7 @@ EXAMPLES = (
     ("doctor", "what is wrong with this set-up, and what to do"),
     ("explain vllm.pcp", "a feature: why each patch exists, and what it stands on"),
     ("run -- vllm serve MODEL --prefill-context-parallel-size 2", "check, arm and launch"),
+    ("compare -- vllm serve MODEL", "the same server without the overlay and with it, asked the same"),
     ("bench fused_moe --html report.html", "kernels beside the engine's, on this GPU"),
 )
 
@@ -32,13 +33,39 @@ class CommandError(Exception):
 def parsers() -> tuple[Parser, Commands]:
     """The command line's parser, and those of its commands."""
     from atom_patches import __version__
-    from atom_patches.cli import accept, bench, bench_pcp, compare, completion, doctor, explain, new, run, status
+    from atom_patches.cli import (
+        accept,
+        bench,
+        bench_compare,
+        bench_engine,
+        bench_pcp,
+        compare,
+        completion,
+        doctor,
+        explain,
+        new,
+        run,
+        status,
+    )
     from atom_patches.cli.parsing import PROGRAM, Commands, Parser
 
     parser = Parser(prog=PROGRAM, description=TEXT, examples=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atom_patches {__version__}")
     commands = Commands(parser)
-    for command in (status, doctor, explain, accept, run, bench, bench_pcp, compare, new, completion):
+    for command in (
+        status,
+        doctor,
+        explain,
+        accept,
+        run,
+        compare,
+        bench,
+        bench_engine,
+        bench_pcp,
+        bench_compare,
+        new,
+        completion,
+    ):
         command.add_to(commands)
     return parser, commands
 
@@ -74,5 +101,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _joined(arguments: Sequence[str]) -> list[str]:
     """Some commands are written as two words."""
     first = list(arguments[:2])
-    two = first in (["bench", "pcp"], ["new", "patch"], ["new", "kernel"])
+    two = first in (["bench", "engine"], ["bench", "pcp"], ["bench", "compare"], ["new", "patch"], ["new", "kernel"])
     return [" ".join(first), *arguments[2:]] if two else list(arguments)

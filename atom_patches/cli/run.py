@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     program = shutil.which(command[0])
     if program is None:
         raise CommandError(f"there is no command {command[0]!r} on the PATH.")
-    _preflight()
-    _check_interpreter(program)
+    preflight()
+    check_interpreter(program)
     os.environ["ATOM_PATCHES"] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(program, command)
 
 
-def _preflight() -> None:
+def preflight() -> None:
     """Refuse what would keep the launch from doing what its environment asks for; mention the rest."""
     for finding in doctor.launch_checks():
         if finding.is_problem:
@@ -64,7 +64,7 @@ def _preflight() -> None:
             print(f"atom_patches: {finding.message}", file=sys.stderr)
 
 
-def _check_interpreter(program: str) -> None:
+def check_interpreter(program: str) -> None:
     """Refuse a Python that does not arm itself: it would run unpatched without a word."""
     interpreter = _interpreter(Path(program))
     if interpreter is None:

@@ -97,7 +97,7 @@ class TestCompare:
         return write
 
     def compared(self, capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
-        status = main(["compare", *map(str, arguments)])
+        status = main(["bench", "compare", *map(str, arguments)])
         captured = capsys.readouterr()
         return status, captured.out + captured.err
 
