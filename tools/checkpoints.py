@@ -197,7 +197,7 @@ DEEPSEEK_ROUTING: Values = dict(moe_layer_freq=1, scoring_func="sigmoid", topk_m
 def _deepseek_v3(values: Values) -> PreTrainedModel:
     from transformers import DeepseekV3Config
 
-    return _causal(DeepseekV3Config(**DEEPSEEK, **DEEPSEEK_ROUTING, **values))
+    return _causal(DeepseekV3Config(**{**DEEPSEEK, **DEEPSEEK_ROUTING, **values}))
 
 
 def _deepseek_v32(index_topk: int) -> PreTrainedModel:
@@ -232,6 +232,7 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3_5_moe_text": (lambda: _qwen3_5_text("Qwen3_5Moe", {**TINY, **TINY_GDN, **TINY_MOE}), TINY_VOCAB),
     "qwen3_vl": (lambda: _qwen3_vl({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "deepseek_v3": (lambda: _deepseek_v3({}), TINY_VOCAB),
+    "deepseek_v3_groups": (lambda: _deepseek_v3({"topk_group": 1}), TINY_VOCAB),  # its best experts stand in several
     "deepseek_v32": (lambda: _deepseek_v32(16), TINY_VOCAB),
     "deepseek_v32_dense": (lambda: _deepseek_v32(2048), TINY_VOCAB),  # the same weights; picks all there are
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
@@ -282,6 +283,9 @@ def _settle_routing(model: PreTrainedModel) -> None:
     With free random routers some row of every long run stands within rounding of a tie; another order of summation
     then picks another expert and all that follows differs, although nothing is wrong. The code takes the first
     channels of the residual stream, one per expert, which no layer writes to.
+
+    Where one group of experts is chosen, the code likes all experts, less and less: it is groups, and the bias beside
+    so many large probabilities, that decide, by margins which only float32 keeps.
     """
     import torch
 
@@ -294,7 +298,8 @@ def _settle_routing(model: PreTrainedModel) -> None:
         for name, weight in model.named_parameters():
             if name.endswith("embed_tokens.weight"):
                 ranks = torch.rand(weight.shape[0], experts, generator=generator).argsort(-1)
-                weight[:, :experts] = CODE * (ranks < chosen)
+                one_group = getattr(model.config, "topk_group", None) == 1
+                weight[:, :experts] = CODE * (1 - ranks / experts if one_group else ranks < chosen)
             elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
                 weight[..., :experts, :] = 0
             elif name.endswith("mlp.gate.weight"):

@@ -17,8 +17,18 @@ VLLM = "atom_patches/vllm"
 CHOICE = f"{UNIT}/test_vllm_models_config.py::test_a_family"
 LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_stock_and_named"
 VLLM_ENGINES = "tests/vllm/test_atom_models.py"
+QUANTISED = "tests/vllm/test_atom_models_quantised.py"
+ATTENTION = f"{VLLM}/adapters/paged_attention.py"
+STEP = "tests/vllm/test_attention.py::test_a_step_is_stored_and_attended_to"
+ATTENTION_LEFT = f"{UNIT}/test_vllm_attention_config.py::test_what_is_not_served_is_left_to_vllm_and_named"
 
 FAULTS = (
+    Fault(
+        f"{SGLANG}/models/_config.py",
+        ASKED,
+        'f"--speculative-algorithm {algorithm} with --speculative-eagle-topk',
+        'f"--speculative-eagle-topk',
+    ),
     Fault(
         f"{RUNTIME}/scope.py",
         f"{UNIT}/test_scope.py::test_the_value_before_a_block_holds_after_it",
@@ -224,6 +234,60 @@ FAULTS = (
         "layer not in dense and ",
         "",
     ),
+    Fault(
+        f"{MODELS}/weights.py",
+        f"{TESTS}/test_weights.py::test_fused_names_are_those_that_the_checkpoint_has",
+        "[name] if packed and",
+        "[name] if not packed and",
+    ),
+    Fault(
+        f"{MODELS}/mlp.py",
+        f"{TESTS}/test_weights.py::test_layers_are_called_what_the_checkpoint_calls_them",
+        '"shared_expert" if config.shared_gated else "shared_experts"',
+        '"shared_expert"',
+    ),
+    Fault(
+        f"{MODELS}/deepseek_v3.py",
+        f"{TESTS}/test_weights.py::test_experts_that_stand_in_no_groups",
+        "groups=hf.n_group or 1",
+        "groups=hf.n_group",
+    ),
+    Fault(
+        f"{MODELS}/loading.py",
+        f"{TESTS}/test_loading.py::test_a_scale_is_that_of_its_block",
+        "whole = whole.repeat_interleave(size // count, dimension)",
+        "whole = torch.cat([whole] * (size // count), dimension)",
+    ),
+    Fault(
+        f"{MODELS}/loading.py",
+        f"{TESTS}/test_loading.py::test_a_quantised_weight_without_its_scale",
+        "    if waiting:\n",
+        "    if False:\n",
+    ),
+    Fault(
+        f"{MODELS}/loading.py",
+        f"{TESTS}/test_loading.py::test_biases_of_zeros_may_be_there_and_others_must_have_a_place",
+        " or piece.tensor.any()",
+        "",
+    ),
+    Fault(
+        f"{MODELS}/quantised.py",
+        f"{TESTS}/test_quantised.py::test_formats_are_served_where_that_was_shown",
+        "if not where.experts and config.experts is not None:",
+        "if False:",
+    ),
+    Fault(
+        f"{MODELS}/quantised.py",
+        f"{TESTS}/test_quantised.py::test_formats_are_served_where_that_was_shown",
+        "where is None or method not in where.methods",
+        "where is None",
+    ),
+    Fault(
+        f"{MODELS}/quantised.py",
+        f"{TESTS}/test_quantised.py::test_others_are_refused_by_name",
+        "if found != value and not (optional and not found):",
+        "if found and found != value:",
+    ),
     Fault(f"{MODELS}/config.py", REFUSED, "    if given.keys() - needed - allowed - more:\n", "    if False:\n"),
     Fault(f"{MODELS}/config.py", REFUSED, "        if found not in (usual, None):\n", "        if False:\n"),
     Fault(
@@ -243,7 +307,7 @@ FAULTS = (
         "family not in HYBRIDS",
     ),
     Fault(f"{SGLANG}/models/_config.py", ASKED, "    if reason is not None:\n        yield reason\n", ""),
-    Fault(f"{SGLANG}/models/_config.py", ASKED, " or model_config(config).quantization", ""),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, " or model.quantization", ""),
     Fault(f"{SGLANG}/models/_config.py", ASKED, "config.cpu_offload_gb > 0 or ", ""),
     Fault(f"{MODELS}/choice.py", ASKED, 'no ATOM decoder", asked=True)', 'no ATOM decoder")'),
     Fault(f"{MODELS}/families.py", ASKED, "except (AttributeError, LookupError, TypeError)", "except AttributeError"),
@@ -354,6 +418,73 @@ FAULTS = (
         "        self.quant_method = None\n",
         "",
     ),
+    # A checkpoint lists what it leaves unquantised under its own names, not under those of layers that run several.
+    Fault(
+        f"{VLLM}/adapters/models/classes.py",
+        f"{QUANTISED}::test_every_answer_is_the_oracle_s[qwen3_next+fp8]",
+        "packed_modules_mapping = fused_names(packed=True)",
+        "packed_modules_mapping = fused_names(packed=False)",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{QUANTISED}::test_a_quantised_shared_expert_runs_on_its_own",
+        "if self.own and plain:",
+        "if self.own:",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/latent.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[deepseek_v3_groups]",
+        "torch.cat([queries, turned], dim=2)",
+        "torch.cat([turned, queries], dim=2)",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/rotary.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[deepseek_v3_groups]",
+        "is_neox_style=not shape.interleaved",
+        "is_neox_style=True",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[deepseek_v3_groups]",
+        '"topk_group": shape.chosen_groups}',
+        '"topk_group": shape.groups}',
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{VLLM_ENGINES}::test_ranks_that_share_each_layer[deepseek_v3_groups]",
+        "topk_group=shape.chosen_groups,",
+        "topk_group=shape.groups,",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        f"{VLLM_ENGINES}::test_ranks_that_share_each_layer[deepseek_v3_groups]",
+        "bias=bias, n_group",
+        "bias=bias if bias is None else bias * 0, n_group",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/parts.py",
+        f"{VLLM_ENGINES}::test_ranks_that_share_each_layer[deepseek_v3_groups]",
+        '        if group == "whole":\n',
+        "        if False:\n",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/indexer.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[deepseek_v32]",
+        "interleaved=shape.interleaved",
+        "interleaved=True",
+    ),
+    Fault(
+        f"{MODELS}/loading.py",
+        f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[deepseek_v32]",
+        "    if name not in stacked:\n",
+        "    if True:\n",
+    ),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        "tests/unit/test_vllm_models_config.py::test_a_cache_of_keys_and_values_is_stock_s",
+        "not config.model_config.use_mla",
+        "False",
+    ),
     Fault(
         f"{VLLM}/adapters/models/exchange.py",
         f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[llama_tied]",
@@ -372,4 +503,18 @@ FAULTS = (
         "            self._shared = (shared, gate)\n",
         "            pass\n",
     ),
+    # Attention on this package's kernel.
+    Fault(ATTENTION, STEP, "window=self.window", "window=None"),
+    Fault(ATTENTION, STEP, "soft_cap=self.soft_cap", "soft_cap=0.0"),
+    Fault(ATTENTION, STEP, "(slot_mapping >= 0)", "(slot_mapping > -2)"),
+    Fault(ATTENTION, STEP, "_store(values, value, slot_mapping)", "_store(values, key, slot_mapping)"),
+    Fault(
+        ATTENTION,
+        "tests/vllm/test_attention.py::test_a_graph_s_work_is_cut_for_the_longest_request",
+        "metadata.max_seq_len = self.longest",
+        "pass",
+    ),
+    Fault(ATTENTION, "tests/vllm/test_attention.py::test_other_layers_are_left_to_vllm", '"use_mla", "has_sink", ', ""),
+    Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "        if size != 1:\n", "        if size > 2:\n"),
+    Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "not in CACHES:", "is None:"),
 )

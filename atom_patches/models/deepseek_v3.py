@@ -82,8 +82,8 @@ def _experts(hf: Any) -> ExpertsShape:
         hidden=hf.hidden_size,
         intermediate=hf.moe_intermediate_size,
         renormalise=hf.norm_topk_prob,
-        groups=hf.n_group,
-        chosen_groups=hf.topk_group,
+        groups=hf.n_group or 1,
+        chosen_groups=hf.topk_group or 1,
         biased=True,
     )
 

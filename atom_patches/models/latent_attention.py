@@ -1,7 +1,7 @@
 """Attention whose cache has one latent a token for all heads, in some models to the tokens that an indexer selects.
 
 A head's keys and values are products of the latent. Instead of making them for every token, its query is taken into the
-space of the latents, and what it gets from there is taken out of it.
+space of the latents, and what it gets from there is taken out of it, unless the engine chooses row by row.
 
 Source: DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atom_patches.models.config import DecoderConfig
 from atom_patches.models.norms import RmsNorm
-from atom_patches.models.parts import DeepseekParts, LatentShape, Parts
+from atom_patches.models.parts import DeepseekParts, IndexerParts, LatentShape, Parts
 
 
 class LatentAttention(nn.Module):
@@ -39,22 +39,21 @@ class LatentAttention(nn.Module):
             prefix=f"{prefix}.q_b_proj",
         )
         # Its two parts, key and value of each head, are used one by one; it is never called as a module.
-        self.kv_b_proj = parts.column(
-            sizes.rank,
-            (config.heads * (sizes.plain + sizes.value),),
-            group="attention",
-            prefix=f"{prefix}.kv_b_proj",
-            quantised=False,
+        self.kv_b_proj = parts.latent_expansion(
+            sizes.rank, config.heads * (sizes.plain + sizes.value), prefix=f"{prefix}.kv_b_proj"
         )
         self.o_proj = parts.row(config.heads * sizes.value, config.hidden, group="attention", prefix=f"{prefix}.o_proj")
         self.rotary_emb = rotary
         self.indexer: nn.Module | None = None
         if config.indexer is not None:
+            if not isinstance(parts, IndexerParts):
+                raise TypeError(f"{type(parts).__name__} has no indexer")
             self.indexer = parts.indexer(
                 layer, config.indexer, config.hidden, sizes.query_rank, config.rotary, prefix=f"{prefix}.indexer"
             )
-        shape = LatentShape(self.heads, sizes.rank, sizes.rope, sizes.scale)
-        self.attn = parts.latent_attention(layer, shape, prefix=f"{prefix}.attn")
+        shape = LatentShape(self.heads, sizes.rank, sizes.rope, sizes.query_rank, sizes.plain, sizes.value, sizes.scale)
+        self.attn = parts.latent_attention(layer, shape, self.kv_b_proj, self.indexer, prefix=f"{prefix}.attn")
+        self.expands: bool = getattr(self.attn, "expands", False)
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         sizes = self.sizes
@@ -64,10 +63,14 @@ class LatentAttention(nn.Module):
         by_head: Tensor = self.q_b_proj(queries).unflatten(1, (self.heads, sizes.plain + sizes.rope))
         plain, turning = by_head.split([sizes.plain, sizes.rope], dim=2)
         turned, keys = self.rotary_emb(positions, turning.flatten(1), keys.contiguous())
-        of_keys, of_values = self._weights()
-        absorbed = torch.bmm(plain.transpose(0, 1), of_keys).transpose(0, 1)
-        output: Tensor = self.attn(absorbed, turned.unflatten(1, (self.heads, -1)), latents, keys, selected)
-        values = torch.bmm(output.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
+        turned = turned.unflatten(1, (self.heads, -1))
+        if self.expands:
+            values: Tensor = self.attn(plain, turned, latents, keys, selected)
+        else:
+            of_keys, of_values = self._weights()
+            absorbed = torch.bmm(plain.transpose(0, 1), of_keys).transpose(0, 1)
+            output: Tensor = self.attn(absorbed, turned, latents, keys, selected)
+            values = torch.bmm(output.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
         return self.o_proj(values.flatten(1))
 
     def _weights(self) -> tuple[Tensor, Tensor]:

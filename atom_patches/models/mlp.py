@@ -57,8 +57,10 @@ class SparseMlp(nn.Module):
         self.shared_expert: GatedMlp | None = None
         self.shared_gated = config.shared_gated
         if config.shared_intermediate:
+            # As checkpoints call it: with several, which are one MLP, there is no gate.
+            name = "shared_expert" if config.shared_gated else "shared_experts"
             self.shared_expert = GatedMlp(
-                shape.hidden, config.shared_intermediate, parts, group="shared_expert", prefix=f"{prefix}.shared_expert"
+                shape.hidden, config.shared_intermediate, parts, group="shared_expert", prefix=f"{prefix}.{name}"
             )
             if config.shared_gated:
                 self.shared_expert_gate = nn.Linear(shape.hidden, 1, bias=False)

@@ -80,11 +80,20 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Attention of one rank's heads to tokens that are cached as one latent and one turned key each, for all heads."""
+    """Attention of one rank's heads to tokens that are cached as one latent and one turned key each, for all heads.
+
+    Attributes:
+        latent, rope: sizes of both.
+        query_rank: size of the latents that queries are made of.
+        plain, value: of a head's query that positions leave, and of its value.
+    """
 
     heads: int
     latent: int
     rope: int
+    query_rank: int
+    plain: int
+    value: int
     scale: float
 
 
@@ -238,22 +247,40 @@ class Parts(Protocol):
 class DeepseekParts(Protocol):
     """What an engine provides besides, for decoders of DeepSeek's."""
 
-    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+    def latent_expansion(self, rank: int, outputs: int, *, prefix: str) -> nn.Module:
+        """From a latent to the key and value of every head, spread over the group `attention`; no decoder calls it.
+
+        It has a `weight` `[outputs of this rank, rank]` in the model's dtype, but where attention expands.
+        """
+        ...
+
+    def latent_attention(
+        self, layer: int, shape: LatentShape, expansion: nn.Module, indexer: nn.Module | None, *, prefix: str
+    ) -> nn.Module:
         """`module(queries [rows, heads, latent], turned queries [rows, heads, rope], latents [rows, latent], turned
         keys [rows, rope], selected) -> [rows, heads, latent]`; it caches latents and keys, and finds a row's earlier
         ones. `selected` is what the layer's indexer gave, None where all tokens are attended to.
+
+        If it has a true `expands`, it makes keys and values by the expansion where that pays: it takes queries as heads
+        have them, `[rows, heads, plain]`, and gives `[rows, heads, value]`.
         """
         ...
+
+    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
+        """As `Parts.experts`, chosen with the bias `[experts]`, float32."""
+        ...
+
+
+@runtime_checkable
+class IndexerParts(Protocol):
+    """What an engine provides besides, for decoders whose attention is to selected tokens."""
 
     def indexer(
         self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
     ) -> nn.Module:
         """`module(hidden [rows, hidden], queries' latents [rows, query_rank], positions) -> what attention takes`.
 
-        It has the projections `wq_b`, `wk` and `weights_proj`, and the norm `k_norm`.
+        It has the projections `wq_b`, `wk` and `weights_proj`, and the norm `k_norm`; where it runs projections as one,
+        `stacked` says for each in which layer, and which of its outputs it is.
         """
-        ...
-
-    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
-        """As `Parts.experts`, chosen with the bias `[experts]`, float32."""
         ...

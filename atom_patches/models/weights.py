@@ -40,6 +40,14 @@ _STACKED: dict[str, tuple[str, str | int]] = {
     "in_proj_b": ("in_proj_ba", 0),
     "in_proj_a": ("in_proj_ba", 1),
 }
+#: What projections that a decoder runs as one are called, in checkpoints that do not pack those of recurrent layers.
+_FUSED: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
 #: Parameters whose first dimension is the projection's outputs, or blocks of them.
 _CUT = frozenset({"weight", "weight_scale", "weight_scale_inv", "input_scale"})
 
@@ -66,6 +74,15 @@ class WeightPiece:
     def name(self) -> str:
         """The parameter's full name; of an expert's, without the expert."""
         return f"{self.module}.{self.parameter}"
+
+
+def fused_names(*, packed: bool) -> dict[str, list[str]]:
+    """By the last part of a module's name: what the checkpoint calls its parts, as lists of unquantised layers do.
+
+    Args:
+        packed: whether the checkpoint packs the projections of recurrent layers.
+    """
+    return {name: [name] if packed and name.startswith("in_proj") else list(parts) for name, parts in _FUSED.items()}
 
 
 def map_weights(weights: Iterable[tuple[str, Tensor]], config: DecoderConfig, stage: Stage) -> Iterator[WeightPiece]:

@@ -263,7 +263,12 @@ class PlainParts:
     def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
         return Experts(shape, self.rank, self.ranks.size, bias)
 
-    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+    def latent_expansion(self, rank: int, outputs: int, *, prefix: str) -> nn.Module:
+        return self.column(rank, (outputs,), group="attention", prefix=prefix)
+
+    def latent_attention(
+        self, layer: int, shape: LatentShape, expansion: nn.Module, indexer: nn.Module | None, *, prefix: str
+    ) -> nn.Module:
         return CachedLatents(shape)
 
     def indexer(

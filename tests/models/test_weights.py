@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from bench_of_steps import FAMILIES, config_of, family_of, make, saved, text_con
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_parts import PlainParts
-from torch import Tensor
+from torch import Tensor, nn
 
 from atom_patches.core.settings import MODEL_FAMILIES
 from atom_patches.models.families import ARCHITECTURES, read
+from atom_patches.models.families import make as make_decoder
 from atom_patches.models.parts import Stage
-from atom_patches.models.weights import WeightPiece, map_weights
+from atom_patches.models.weights import WeightPiece, fused_names, map_weights
 
 ALL = Stage(0, 4)
 
@@ -198,6 +200,62 @@ def test_layers_without_experts(family: str) -> None:
     assert read(family, config).sparse == (True, False, True, True)
     config.decoder_sparse_step = 2
     assert read(family, config).sparse == (False, False, False, True)
+
+
+def test_experts_that_stand_in_no_groups() -> None:
+    config = deepcopy(text_config("deepseek_v3"))
+    config.n_group = config.topk_group = None
+    experts = read("deepseek_v3", config).experts
+    assert experts is not None and (experts.groups, experts.chosen_groups) == (1, 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_names_are_those_that_the_checkpoint_has(family: str) -> None:
+    """Whatever a layer runs as one is listed, under the names of this checkpoint and no other's."""
+    packed = family_of(family) == "qwen3_next"
+    fused = fused_names(packed=packed)
+    there = {name.rpartition(".")[0] for name in saved(family)}
+    for name, tensor in saved(family).items():
+        module, _, parameter = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        if parameter != "weight" or tensor.dim() != 2 or "visual" in name or ".experts." in name:
+            continue
+        for piece in mapped(family, [(name, tensor)]):
+            layer = piece.module.rpartition(".")[2]
+            assert last in fused.get(layer, [layer]), name
+            assert {f"{parent}.{part}" for part in fused.get(layer, [])} <= there
+
+
+class Named(PlainParts):
+    """Parts that write down what layers are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def column(self, *sizes: Any, prefix: str, **more: Any) -> nn.Module:
+        self.names.add(prefix)
+        return super().column(*sizes, prefix=prefix, **more)
+
+    def qkv(self, *sizes: Any, prefix: str, **more: Any) -> nn.Module:
+        self.names.add(prefix)
+        return super().qkv(*sizes, prefix=prefix, **more)
+
+    def row(self, *sizes: Any, prefix: str, **more: Any) -> nn.Module:
+        self.names.add(prefix)
+        return super().row(*sizes, prefix=prefix, **more)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_are_called_what_the_checkpoint_calls_them(family: str) -> None:
+    """By these names engines look up which layers a checkpoint leaves unquantised."""
+    parts = Named()
+    make_decoder(family_of(family), text_config(family), parts)
+    fused = fused_names(packed=family_of(family) == "qwen3_next")
+    there = {name.rpartition(".")[0].replace("language_model.", "") for name in saved(family)}
+    for name in parts.names:
+        parent, _, last = name.rpartition(".")
+        assert {f"{parent}.{part}" for part in fused.get(last, [last])} <= there
 
 
 def test_every_family_has_its_file_and_can_be_asked_for() -> None:

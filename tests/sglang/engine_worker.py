@@ -3,7 +3,8 @@
 SGLang ends the process that started an engine when one of the engine's processes dies, so no test starts one itself.
 The plan has `options`, of sglang.Engine, and `waves`, lists of requests, one wave after the other. A request has
 `prompt` (token ids), `new` (how many tokens to generate), `at` (seconds after the wave's beginning) and `rank` (which
-data-parallel rank is to answer, or null).
+data-parallel rank is to answer, or null). One that `goes_on` follows, with its prompt, what the first request of the
+wave before asked and was answered. Answers have the `prompt` that was sent.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ async def _send(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
         routed_dp_rank=request["rank"],
     )
     logprobs = [value for value, _, _ in answer["meta_info"]["output_token_logprobs"]]
-    return {"tokens": answer["output_ids"], "logprobs": logprobs, "cached": answer["meta_info"]["cached_tokens"]}
+    cached = answer["meta_info"]["cached_tokens"]
+    return {"prompt": request["prompt"], "tokens": answer["output_ids"], "logprobs": logprobs, "cached": cached}
 
 
 async def _all(engine: Any, waves: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [await asyncio.gather(*(_send(engine, request) for request in wave)) for wave in waves]
+    answers: list[list[dict[str, Any]]] = []
+    for wave in waves:
+        before = [*answers[-1][0]["prompt"], *answers[-1][0]["tokens"]] if answers else []
+        asked = [{**one, "prompt": before + one["prompt"]} if one.get("goes_on") else one for one in wave]
+        answers.append(await asyncio.gather(*(_send(engine, request) for request in asked)))
+    return answers
 
 
 def main() -> None:

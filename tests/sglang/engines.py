@@ -56,12 +56,18 @@ def request(tokens: Sequence[int], new: int = 8, at: float = 0.0, rank: int | No
     return {"prompt": list(tokens), "new": new, "at": at, "rank": rank}
 
 
+def chat() -> list[Wave]:
+    """Three turns, each after all that was said before it."""
+    return [[request(prompt(90, 3))], *([{**request(prompt(11, seed)), "goes_on": True}] for seed in (5, 6))]
+
+
 @dataclass(frozen=True)
 class Engine:
     """The plan of one engine.
 
     Attributes:
         cache: what its KV cache rounds to, a name of sparse_oracle.CACHES; empty but for models with sparse attention.
+        plain: of a quantised checkpoint, the folder of the same weights in float32.
     """
 
     model: Path
@@ -69,22 +75,33 @@ class Engine:
     options: dict[str, Any]
     env: dict[str, str] = field(default_factory=dict[str, str])
     cache: str = ""
+    plain: Path | None = None
 
     @property
     def oracle(self) -> str:
         """By what oracle_worker.py knows it."""
-        return f"{self.model}#{self.cache}"
+        return f"{self.plain or self.model}#{self.cache}"
 
 
 def engine(
     name: str | Path, waves: list[Wave], env: dict[str, str] | None = None, cache: str = "", **more: Any
 ) -> Engine:
-    """An engine for a checkpoint of tools/checkpoints.py, or a folder; `more` are options of sglang.Engine."""
-    from checkpoints import checkpoint
+    """An engine for a checkpoint of tools/checkpoints.py, or a folder; `more` are options of sglang.Engine.
 
-    path = name if isinstance(name, Path) else checkpoint(name)
+    NAME+FORMAT is a quantised one.
+    """
+    from checkpoints import checkpoint
+    from quantised import quantised
+
+    plain: Path | None = None
+    if isinstance(name, Path):
+        path = name
+    elif "+" in name:
+        path, plain = quantised(*name.split("+"))
+    else:
+        path = checkpoint(name)
     sharing = {"SGLANG_RANKS_ON_ONE_GPU": "1"} if share_a_gpu(more) else {}
-    return Engine(path, waves, options(model_path=str(path), **more), {**sharing, **(env or {})}, cache)
+    return Engine(path, waves, options(model_path=str(path), **more), {**sharing, **(env or {})}, cache, plain)
 
 
 @dataclass(frozen=True)
@@ -177,8 +194,8 @@ def judge(folder: Path, outcomes: list[Outcome]) -> None:
     asked: dict[str, list[Any]] = {}
     for one in outcomes:
         for sent, got in zip(one.plan.waves, one.answers, strict=True):
-            pairs = [[a["prompt"], b["tokens"]] for a, b in zip(sent, got, strict=True)]
-            asked.setdefault(one.plan.oracle, []).extend(pairs)
+            assert len(sent) == len(got)
+            asked.setdefault(one.plan.oracle, []).extend([answer["prompt"], answer["tokens"]] for answer in got)
     env = environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH="")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         plans = [{"asked": {key: pairs}, "rounded": bool(gpus())} for key, pairs in asked.items()]

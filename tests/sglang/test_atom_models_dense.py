@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang.engines import Engine, asked_for, engine
+from tests.sglang.engines import Engine, Wave, asked_for, chat, engine
 from tests.sglang.probed import DP2, IN_STAGES, SHELLS, TP2, Launched, Layout, atom, run, waves
 
 LAYOUTS: dict[str, Layout] = {
@@ -33,6 +33,8 @@ LONG: dict[str, Layout] = {
 SPARSE = 3
 KEYS = [*LAYOUTS, *(pytest.param(key, marks=pytest.mark.long) for key in LONG)]
 LAYERS = 4
+#: Engines that are also asked the turns of a chat, by ATOM's decoder and by SGLang's own.
+CHATTING = ("llama", "switched off")
 #: What SGLang's own model answers, although ATOM's decoders are asked for: the checkpoint, and what is set besides.
 LEFT: dict[str, tuple[str, dict[str, str]]] = {
     "not served": ("llama_linear", {}),
@@ -41,13 +43,17 @@ LEFT: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+def asked(key: str, spread: bool) -> list[Wave]:
+    return [*waves(spread), *(chat() if key in CHATTING else [])]
+
+
 def planned(key: str, folder: Path) -> Engine:
     if key in LEFT:
         name, more = LEFT[key]
-        plan = atom(key, folder, engine(name, waves(spread=False), chunked_prefill_size=128))
+        plan = atom(key, folder, engine(name, asked(key, spread=False), chunked_prefill_size=128))
         return dataclasses.replace(plan, env=plan.env | more)
     name, layout, _, spread = (LAYOUTS | LONG)[key]
-    plan = atom(key, folder, engine(name, waves(spread), chunked_prefill_size=128, **layout))
+    plan = atom(key, folder, engine(name, asked(key, spread), chunked_prefill_size=128, **layout))
     return dataclasses.replace(plan, env=plan.env | {"ATOM_FUSIONS": "0"}) if "unfused" in key else plan
 
 
@@ -59,7 +65,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_answer_is_the_oracle_s(engines: Launched, key: str) -> None:
-    assert engines[key].outcome.check() == 13
+    assert engines[key].outcome.check() == 13 + 3 * (key in CHATTING)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -94,7 +100,14 @@ def test_an_idle_rank_runs_one_row_that_is_no_request_s(engines: Launched, key: 
 def test_prompts_are_cut_and_prefixes_are_shared(engines: Launched, key: str) -> None:
     outcome = engines[key].outcome
     assert max(step["rows"] or 0 for rank in outcome.ranks for step in rank.steps) <= 128
-    assert any(answer["cached"] for answer in outcome.answers[-1])
+    assert any(answer["cached"] for answer in outcome.answers[3])
+
+
+@pytest.mark.parametrize("key", ["llama"])
+def test_the_turns_of_a_chat_go_on_from_the_cache(engines: Launched, key: str) -> None:
+    """Their tokens are the oracle's, above; those of SGLang's own decoder, too, below."""
+    first, *later = (answer for (answer,) in engines[key].outcome.answers[-3:])
+    assert len(later) == 2 and all(answer["cached"] >= len(first["prompt"]) for answer in later)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +115,7 @@ def test_prompts_are_cut_and_prefixes_are_shared(engines: Launched, key: str) ->
 )
 def test_what_is_not_served_or_not_wanted_is_sglang_s_own(engines: Launched, key: str) -> None:
     probed = engines[key]
-    assert probed.outcome.check() == 13
+    assert probed.outcome.check() == 13 + 3 * (key in CHATTING)
     assert {rank.model for rank in probed.outcome.ranks} == {"sglang.srt.models.llama.LlamaForCausalLM"}
     assert not probed.steps, "a decoder of ATOM's ran"
     said = (engines.folder / key.replace(" ", "_") / "engine_worker.log").read_text()

@@ -14,7 +14,8 @@ from tests.sglang.engines import Engine, asked_for, engine
 from tests.sglang.probed import DP2, SHELLS, TP2, Launched, atom, run
 from tests.sglang.test_sparse_mla import ASKED, LAYERS, waves
 
-LAYOUTS: dict[str, dict[str, Any]] = {"tp2": TP2, "dp2": DP2}
+#: The one in FP8 has weights with scales of blocks.
+LAYOUTS: dict[str, dict[str, Any]] = {"tp2": TP2, "dp2": DP2, "fp8 tp2": TP2}
 INDEXER = "atom_patches.sglang.adapters.latent.Indexer"
 
 pytestmark = pytest.mark.long
@@ -23,9 +24,8 @@ pytestmark = pytest.mark.long
 def planned(key: str, folder: Path) -> Engine:
     options = {"attention_backend": "dsa", "kv_cache_dtype": "bfloat16", "cuda_graph_backend_prefill": None}
     chunk = {"chunked_prefill_size": 256 if key == "dp2" else 128}
-    plan = engine(
-        "deepseek_v32", waves(key == "dp2"), {"ATOM_SPARSE_MLA": "1"}, "bfloat16", **options, **chunk, **LAYOUTS[key]
-    )
+    name = "deepseek_v32+fp8" if "fp8" in key else "deepseek_v32"
+    plan = engine(name, waves(key == "dp2"), {"ATOM_SPARSE_MLA": "1"}, "bfloat16", **options, **chunk, **LAYOUTS[key])
     return atom(key, folder, plan)
 
 

@@ -30,12 +30,13 @@ def server(
     prefill: str = "",
     backends: tuple[str, str] = ("fa3", "fa3"),
     declared: str | None = None,
+    says: dict[str, Any] | None = None,
     **more: Any,
 ) -> Any:
     """A configuration; `prefill` is the way to capture prefills that somebody asked for, `declared` the checkpoint's
-    quantisation as SGLang has found it."""
+    quantisation as SGLang has found it, and `says` as the checkpoint does."""
     more["get_attention_backends"] = lambda: backends
-    hf = SimpleNamespace(architectures=[architecture])
+    hf = SimpleNamespace(architectures=[architecture], quantization_config=says)
     model = SimpleNamespace(hf_config=hf, hf_text_config=None, quantization=declared)
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend=prefill or "breakable"))
     more["_cuda_graph_config_locked"] = {("prefill", "backend")} if prefill else set()
@@ -80,6 +81,13 @@ def test_a_family_is_served_where_it_is_asked_for(
     assert atom_models_asked(server(architecture)).ok is served
 
 
+def test_weights_in_fp8_with_scales_of_blocks_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "read", lambda family, hf: SimpleNamespace(experts=object(), key_heads=2))
+    says = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    assert atom_models_asked(server(declared="fp8", says=says)).ok
+    assert not atom_models_asked(server(quantization="w8a8_fp8", declared="fp8", says=says)).ok
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -92,6 +100,7 @@ def test_a_family_is_served_where_it_is_asked_for(
         ({"moe_a2a_backend": "deepep"}, "--dp-size 2 below --tp-size 4"),
         ({"quantization": "fp8"}, "quantised weights (fp8)"),
         ({"declared": "modelopt_fp8"}, "quantised weights (modelopt_fp8)"),
+        ({"declared": "gptq", "says": {"quant_method": "gptq", "bits": 4}}, "GPTQ with 4 bits is not among what"),
         ({"load_format": "sharded_state"}, "--load-format sharded_state"),
         ({"load_format": "remote"}, "--load-format remote"),
         ({"cpu_offload_gb": 4}, "--cpu-offload-gb"),
@@ -103,6 +112,8 @@ def test_a_family_is_served_where_it_is_asked_for(
         ({"enable_lora": True}, "--enable-lora"),
         ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
         ({"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 4}, "--speculative-eagle-topk 4"),
+        # The size of the tree is SGLang's default here, which nobody has named.
+        ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 10}, "--speculative-algorithm NGRAM with"),
         ({"speculative_algorithm": "STANDALONE"}, "--speculative-algorithm STANDALONE"),
         ({"architecture": "LlamaForCausalLM", "speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3"),
         ({"is_embedding": True}, "--is-embedding"),

@@ -27,7 +27,12 @@ PARALLEL: dict[str, Any] = {
 MODEL: dict[str, Any] = {
     "architecture": "Qwen3NextForCausalLM", "model_impl": "auto", "quantization": None, "runner_type": "generate",
     "convert_type": "none", "sliding": None, "enable_return_routed_experts": False,
+    "use_mla": True,
 }  # fmt: skip
+
+
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def engine(**more: Any) -> Any:
@@ -39,6 +44,7 @@ def engine(**more: Any) -> Any:
     text = SimpleNamespace(**{**TEXT, **more.get("text", {})})
     model = section(MODEL)
     model.hf_text_config, model.get_sliding_window = text, lambda: model.sliding
+    model.hf_config = SimpleNamespace(quantization_config=more.get("declared"))
     return SimpleNamespace(
         model_config=model,
         parallel_config=section(PARALLEL),
@@ -71,6 +77,7 @@ def every_family(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1", {"model_impl": "transformers"}, False, False),
         ("1", {"model_impl": "vllm"}, False, False),
         ("", {"model_impl": "atom"}, True, False),
+        ("1", {"quantization": "fp8", "declared": FP8}, True, False),
     ],
 )
 def test_a_family_is_served_where_it_is_asked_for(
@@ -90,7 +97,10 @@ UNSERVED = [
     ({"ubatch_size": 2}, "--ubatch-size"),
     ({"use_sequence_parallel_moe": True}, "--enable-expert-parallel"),
     ({"tensor_parallel_size": 4}, "--tensor-parallel-size 4"),
-    ({"quantization": "gptq"}, "quantised weights (gptq)"),
+    ({"quantization": "fp8"}, "quantised weights (fp8), which the checkpoint's are not: leave --quantization out"),
+    ({"quantization": "gptq_marlin", "declared": GPTQ}, "quantised weights (gptq_marlin): GPTQ with 4 bits of experts"),
+    ({"quantization": "moe_wna16", "declared": GPTQ}, "GPTQ with 4 bits is not among what is served"),
+    ({"quantization": "fp8", "declared": {**FP8, "activation_scheme": "static"}}, "activation_scheme must be"),
     ({"runner_type": "pooling"}, "--runner pooling"),
     ({"convert_type": "embed"}, "--convert embed"),
     ({"sliding": 128}, "a sliding window of 128"),
@@ -125,6 +135,24 @@ def test_results_that_depend_on_nothing_else_that_runs_are_stock_s(monkeypatch: 
     verdict = atom_models_asked(engine())
     assert (verdict.ok, verdict.asked) == (False, True)
     assert "VLLM_BATCH_INVARIANT: unset it" in verdict.reason
+
+
+LATENTS: dict[str, Any] = {
+    "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+    "routed_scaling_factor": 1.0, "index_n_heads": 4, "index_head_dim": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "more"), [("V3", {}), ("V32", {"index_topk": 16})])
+def test_a_cache_of_keys_and_values_is_stock_s(version: str, more: dict[str, int]) -> None:
+    """The variable leaves families alone that have no latents."""
+    deepseek: dict[str, Any] = {"architecture": f"Deepseek{version}ForCausalLM", "text": {**LATENTS, **more}}
+    assert atom_models_asked(engine(**deepseek)).ok
+    verdict = atom_models_asked(engine(**deepseek, use_mla=False))
+    assert (verdict.ok, verdict.asked) == (False, True)
+    assert "VLLM_MLA_DISABLE: unset it" in verdict.reason
+    assert atom_models_asked(engine(use_mla=False)).ok
 
 
 def test_a_reason_is_given_once() -> None:

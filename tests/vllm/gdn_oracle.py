@@ -24,6 +24,7 @@ CLOSE = 1.5e-4
 
 sys.path.insert(0, str(ROOT / "tools"))
 from checkpoints import checkpoint  # noqa: E402
+from quantised import quantised  # noqa: E402
 
 Prompt = tuple[int, ...]
 
@@ -35,15 +36,16 @@ def prompt(length: int, seed: int) -> Prompt:
 
 
 class Oracle:
-    """One checkpoint in transformers."""
+    """One checkpoint in transformers; `path` is what engines read. NAME+FORMAT is a quantised one."""
 
     def __init__(self, name: str) -> None:
         import transformers
 
         torch.set_num_threads(1)  # the engines run at the same time, and two threads of a tiny model only wait
-        self.path = checkpoint(name)
-        [family] = transformers.AutoConfig.from_pretrained(self.path).architectures or []
-        self.model = getattr(transformers, family).from_pretrained(self.path, dtype=torch.float32).eval()
+        base, _, form = name.partition("+")
+        self.path, plain = quantised(base, form) if form else (checkpoint(name),) * 2
+        [family] = transformers.AutoConfig.from_pretrained(plain).architectures or []
+        self.model = getattr(transformers, family).from_pretrained(plain, dtype=torch.float32).eval()
         self.answers: dict[tuple[Prompt, int], tuple[list[int], torch.Tensor]] = {}
 
     def answer(self, tokens: Prompt, new: int) -> tuple[list[int], torch.Tensor]:

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.vllm import layer_probe
+from tests.vllm import latent_backend, layer_probe
 
 _along: list[bool] = []
 
 
 def install() -> None:
     """From now on, in this process."""
-    from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
     from atom_patches.vllm.adapters.models import experts
 
-    layer_probe.install()
+    latent_backend.install()
     experts._as_stored = lambda _: True
     UnquantizedFusedMoEMethod.process_weights_after_loading = lambda self, layer: None
-    UnquantizedLinearMethod.process_weights_after_loading = lambda self, layer: utils.dispatch_cpu_unquantized_gemm(
-        layer, remove_weight=False
-    )
     take_along = experts.RoutedExperts.take_along
 
     def noted(self: Any, shared: Any, gate: Any) -> bool:

@@ -12,6 +12,7 @@ from sglang.srt.models import qwen3_5 as vision_language
 from sglang.srt.models import qwen3_5_text as text
 from torch import Tensor, nn
 
+from atom_patches.models.weights import fused_names
 from atom_patches.sglang.adapters.language_model import (
     DeepseekV3LanguageModel,
     DeepseekV32LanguageModel,
@@ -25,6 +26,9 @@ from atom_patches.sglang.adapters.language_model import (
 
 class _Text:
     """The weights of a shell without vision. SGLang's loads no head in a stage that has one, but not the embedding."""
+
+    packed_modules_mapping = fused_names(packed=False)
+    """SGLang's quantisation looks here for what checkpoints call the parts of a layer."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         shell: Any = self
@@ -79,6 +83,7 @@ class AtomQwen3_5MoeForCausalLM(_Text, text.Qwen3_5MoeForCausalLM):
 class AtomQwen3NextForCausalLM(_Text, text.Qwen3_5ForCausalLM):
     """Qwen3-Next; SGLang's shell of it has no pipeline stages."""
 
+    packed_modules_mapping = fused_names(packed=True)
     body_cls = Qwen3NextLanguageModel
 
 

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.moe.utils import RoutingMethodType, get_moe_a2a_backend
-from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, UnquantizedLinearMethod
 from sglang.srt.runtime_context import get_server_args
 from sglang.srt.utils import cpu_has_amx_support, is_cpu
 from torch import Tensor, nn
@@ -66,9 +66,11 @@ class RoutedExperts(nn.Module):
 
     def take_along(self, shared: GatedMlp, gate: nn.Linear) -> bool:
         """Whether results contain the shared expert's."""
-        width: int = shared.down_proj.get_parameter("weight").shape[1]
-        if self.own and width % self.experts.intermediate_size_per_partition == 0:
-            self._shared = (shared, gate)
+        plain = all(_unquantised(layer) for layer in (shared.gate_up_proj, shared.down_proj))
+        if self.own and plain:
+            width: int = shared.down_proj.get_parameter("weight").shape[1]
+            if width % self.experts.intermediate_size_per_partition == 0:
+                self._shared = (shared, gate)
         return self._shared is not None
 
     def forward(self, hidden: Tensor, router_logits: Tensor) -> Tensor:
@@ -95,11 +97,16 @@ class RoutedExperts(nn.Module):
         w13, w2 = self.experts.get_parameter("w13_weight"), self.experts.get_parameter("w2_weight")
         return fused_moe(hidden, w13, w2, weights, ids, expert_map=self.expert_map, **shared)
 
-    def load(self, parameter: str, tensor: Tensor, shard: str, expert: int) -> None:
-        """Load one matrix of one expert, if this rank holds it."""
+    def load(self, parameter: str, tensor: Tensor, shard: str, expert: int) -> str:
+        """Load one matrix of one expert, if this rank holds it; the parameter's name within this module."""
         name = f"{'w2' if shard == 'down' else 'w13'}_{parameter}"
         target = getattr(self.experts, name)
         target.weight_loader(target, tensor, f"experts.{name}", shard_id=SHARDS[shard], expert_id=expert)
+        return f"experts.{name}"
+
+
+def _unquantised(layer: Any) -> bool:
+    return isinstance(layer.quant_method, UnquantizedLinearMethod)
 
 
 def _as_stored(experts: Any) -> bool:

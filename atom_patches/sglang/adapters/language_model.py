@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from sglang.srt.distributed import get_pp_group
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
-from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
 from atom_patches.models import families
 from atom_patches.models.decoder import Carried
+from atom_patches.models.loading import load_weights
 from atom_patches.runtime.idle import Fallback, ModelInputs
-from atom_patches.sglang.adapters.experts import RoutedExperts
 from atom_patches.sglang.adapters.forward_step import StepInputs, forward_step
 from atom_patches.sglang.adapters.parts import SglangParts
 
@@ -101,18 +100,7 @@ class AtomLanguageModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint's weights, named as there but for a leading `model.`; return the parameters filled."""
-        loaded: set[str] = set()
-        for piece in self.decoder.map_weights(weights):
-            module = self.decoder.get_submodule(piece.module)
-            if isinstance(module, RoutedExperts):
-                assert piece.expert is not None and isinstance(piece.shard, str)
-                module.load(piece.parameter, piece.tensor, piece.shard, piece.expert)
-            else:
-                parameter = getattr(module, piece.parameter)
-                load = getattr(parameter, "weight_loader", default_weight_loader)
-                load(parameter, piece.tensor, *(() if piece.shard is None else (piece.shard,)))
-            loaded.add(f"decoder.{piece.module}.{piece.parameter}")
-        return loaded
+        return {f"decoder.{name}" for name in load_weights(self.decoder, weights)}
 
     def _fallback(self) -> Fallback:
         return Fallback(next(self.parameters()).device, self._position_axes)

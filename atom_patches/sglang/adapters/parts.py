@@ -122,7 +122,12 @@ class SglangParts:
     def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
         return RoutedExperts(layer, shape, quant_config=self._quant_config, prefix=prefix, bias=bias)
 
-    def latent_attention(self, layer: int, shape: LatentShape, *, prefix: str) -> nn.Module:
+    def latent_expansion(self, rank: int, outputs: int, *, prefix: str) -> nn.Module:
+        return self.column(rank, (outputs,), group="attention", prefix=prefix, quantised=False)
+
+    def latent_attention(
+        self, layer: int, shape: LatentShape, expansion: nn.Module, indexer: nn.Module | None, *, prefix: str
+    ) -> nn.Module:
         return LatentPagedAttention(layer, shape, quant_config=self._quant_config, prefix=prefix)
 
     def indexer(

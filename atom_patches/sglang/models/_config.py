@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atom_patches.core import Verdict
-from atom_patches.models import families
+from atom_patches.models import families, quantised
 from atom_patches.models.choice import decoder_asked
+from atom_patches.models.quantised import Served
 from atom_patches.sglang.adapters.server_args import model_config
 from atom_patches.sglang.sparse_mla._config import sparse_mla_asked
 
@@ -30,6 +31,9 @@ LATENT_BACKENDS = frozenset({"fa3", "torch_native", "triton"})
 
 PUBLISHED = frozenset({"auto", "pt", "safetensors", "fastsafetensors", "npcache", "runai_streamer", "dummy"})
 """Formats whose weights come under the published names; others have those of SGLang's own model, or lay out anew."""
+
+QUANTISED = {quantised.FP8_BLOCKS: Served(frozenset({"fp8"}))}
+"""Formats of weights that SGLang's layers run for an ATOM decoder."""
 
 EXCHANGES = frozenset({"none", "mori", "deepep"})
 """All-to-all backends whose dispatch and combine belong to the experts that SGLang builds."""
@@ -52,7 +56,7 @@ def _architecture(config: ServerArgs) -> str:
 
 def unserved(config: ServerArgs, family: str) -> Iterator[str]:
     """A few words for each setting that the ATOM decoder does not serve: what was found, and what to do."""
-    reason = families.refusal(family, model_config(config).hf_text_config)
+    reason = families.refusal(family, model_config(config).hf_text_config) or _quantisation(config, family)
     if reason is not None:
         yield reason
     yield from _layout(config)
@@ -61,6 +65,15 @@ def unserved(config: ServerArgs, family: str) -> Iterator[str]:
     yield from _latents(config, family)
     yield from _drafts(config, family)
     yield from _graphs(config)
+
+
+def _quantisation(config: ServerArgs, family: str) -> str | None:
+    model = model_config(config)
+    # The checkpoint's own, too, wherever it declares that; SGLang has looked for it.
+    method = config.quantization or model.quantization
+    if not method:
+        return None
+    return quantised.refusal(str(method), model.hf_config, families.read(family, model.hf_text_config), QUANTISED)
 
 
 def _layout(config: ServerArgs) -> Iterator[str]:
@@ -102,10 +115,6 @@ def _exchange(config: ServerArgs) -> Iterator[str]:
 
 
 def _formats(config: ServerArgs) -> Iterator[str]:
-    # The checkpoint's own, too, wherever it declares that; SGLang has looked for it.
-    found = config.quantization or model_config(config).quantization
-    if found:
-        yield f"quantised weights ({found}): use an unquantised checkpoint"
     if str(config.load_format) not in PUBLISHED:
         yield f"--load-format {config.load_format}: use one of {', '.join(sorted(PUBLISHED))}"
     if config.enable_deterministic_inference:
@@ -153,7 +162,10 @@ def _drafts(config: ServerArgs, family: str) -> Iterator[str]:
     if family not in HYBRIDS or algorithm == "STANDALONE":  # whose draft may be of a family that has a decoder here
         yield f"--speculative-algorithm {algorithm}: leave it out"
     elif (config.speculative_eagle_topk or 1) > 1:
-        yield f"--speculative-eagle-topk {config.speculative_eagle_topk}: trees of drafts are not verified; use 1"
+        yield (
+            f"--speculative-algorithm {algorithm} with --speculative-eagle-topk {config.speculative_eagle_topk}: trees of "
+            "drafts are not verified; use 1"
+        )
 
 
 def _graphs(config: ServerArgs) -> Iterator[str]:

@@ -34,6 +34,7 @@ PATCH = Patch(
         "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_extend",
         "sglang.srt.layers.logits_processor:LogitsProcessor._get_pruned_states",
         "sglang.srt.layers.radix_attention:RadixAttention.forward",
+        "sglang.srt.model_loader.loader:_get_quantization_config",
         "sglang.srt.models.qwen3_5_text:Qwen3_5ForCausalLM",
         "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
         "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla:"

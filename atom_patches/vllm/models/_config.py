@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import Verdict
-from atom_patches.models import families
+from atom_patches.models import families, quantised
 from atom_patches.models.choice import decoder_asked
+from atom_patches.models.quantised import Served
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,6 +23,8 @@ GROUP = "vllm.models"
 
 SERVED = frozenset(
     {
+        "DeepseekV32ForCausalLM",
+        "DeepseekV3ForCausalLM",
         "LlamaForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
@@ -35,11 +38,25 @@ SERVED = frozenset(
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """vLLM's variable for results that do not depend on what else runs."""
 
+NO_LATENTS = "VLLM_MLA_DISABLE"
+"""vLLM's variable for a cache of every head's keys and values instead of latents."""
+
 HYBRIDS = frozenset({"qwen3_next", "qwen3_5"})
 """Families with GatedDeltaNet layers."""
 
 DEVICES = frozenset({"cpu", "cuda"})
 """Platforms by the name of their devices; ROCm's are `cuda`, too."""
+
+LATENTS = frozenset({"deepseek_v3", "deepseek_v32"})
+"""Families with attention to latents."""
+
+QUANTISED = {
+    quantised.FP8_BLOCKS: Served(frozenset({"fp8"})),
+    quantised.INT8: Served(frozenset({"compressed-tensors"}), experts=False),
+    quantised.GPTQ: Served(frozenset({"gptq_marlin"}), experts=False, recurrent=False),
+    quantised.AWQ: Served(frozenset({"cpu_awq"}), experts=False, recurrent=False),
+}
+"""Formats of weights that vLLM's layers run for an ATOM decoder."""
 
 OWN_NAMES = frozenset({"sharded_state", "runai_streamer_sharded", "tensorizer"})
 """Formats of weights that may carry the names of vLLM's own model instead of the published ones."""
@@ -64,9 +81,20 @@ def unserved(config: VllmConfig, family: str) -> Iterator[str]:
     yield from _platform(config)
     yield from _layout(config, family)
     yield from _features(config)
+    if family in LATENTS and not config.model_config.use_mla:
+        yield f"{NO_LATENTS}: unset it"
     reason = families.refusal(family, config.model_config.hf_text_config)
+    if reason is None:
+        reason = _quantisation(config.model_config, family)
     if reason is not None:
         yield reason
+
+
+def _quantisation(model: Any, family: str) -> str | None:
+    if model.quantization is None:
+        return None
+    decoder = families.read(family, model.hf_text_config)
+    return quantised.refusal(str(model.quantization), model.hf_config, decoder, QUANTISED)
 
 
 def _platform(config: VllmConfig) -> Iterator[str]:
@@ -99,8 +127,6 @@ def _layout(config: VllmConfig, family: str) -> Iterator[str]:
 
 def _features(config: VllmConfig) -> Iterator[str]:
     model: Any = config.model_config
-    if model.quantization is not None:
-        yield f"quantised weights ({model.quantization}): use an unquantised checkpoint"
     if model.runner_type != "generate" or model.convert_type != "none":
         yield f"--runner {model.runner_type}, --convert {model.convert_type}: use generate and none"
     if model.get_sliding_window() is not None:

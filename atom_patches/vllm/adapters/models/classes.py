@@ -17,11 +17,24 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
 from vllm.model_executor.models.utils import maybe_prefix
 
+from atom_patches.models.weights import fused_names
 from atom_patches.vllm.adapters.models.language_model import AtomForCausalLM
 from atom_patches.vllm.adapters.models.recurrence import Shapes, state_dtypes, state_shapes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+class AtomDeepseekV3ForCausalLM(AtomForCausalLM):
+    """DeepSeek-V3."""
+
+    family = "deepseek_v3"
+
+
+class AtomDeepseekV32ForCausalLM(AtomForCausalLM):
+    """DeepSeek-V3.2."""
+
+    family = "deepseek_v32"
 
 
 class AtomLlamaForCausalLM(AtomForCausalLM):
@@ -62,6 +75,7 @@ class AtomQwen3NextForCausalLM(AtomHybridForCausalLM):
     """Qwen3-Next."""
 
     family = "qwen3_next"
+    packed_modules_mapping = fused_names(packed=True)
 
 
 class AtomQwen3_5LanguageModel(AtomHybridForCausalLM):

@@ -12,21 +12,20 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import PPMissingLayer, make_empty_intermediate_tensors_factory, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from atom_patches.models import families
-from atom_patches.models.decoder import Carried, Decoder
-from atom_patches.models.weights import WeightPiece
-from atom_patches.vllm.adapters.models.experts import RoutedExperts
+from atom_patches.models.decoder import Carried
+from atom_patches.models.loading import load_parameter, load_weights
+from atom_patches.models.weights import fused_names
 from atom_patches.vllm.adapters.models.parts import VllmParts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-HEAD = "lm_head.weight"
+HEAD = "lm_head."
 
 
 # Positions are [3, rows] where they stand for time, height and width, else [rows].
@@ -69,6 +68,8 @@ class AtomForCausalLM(nn.Module, SupportsPP):
     """A decoder with its head."""
 
     family: ClassVar[str]
+    packed_modules_mapping = fused_names(packed=False)
+    """vLLM's quantisation looks here for what checkpoints call the parts of a layer."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
@@ -76,16 +77,16 @@ class AtomForCausalLM(nn.Module, SupportsPP):
         self.config = config
         self.model = AtomBody(vllm_config=vllm_config, family=self.family, prefix=maybe_prefix(prefix, "model"))
         self.tied = bool(config.tie_word_embeddings)
-        self.lm_head = self._head(config, maybe_prefix(prefix, "lm_head"))
+        self.lm_head = self._head(config, vllm_config.quant_config, maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
-    def _head(self, config: Any, prefix: str) -> nn.Module:
+    def _head(self, config: Any, quant_config: Any, prefix: str) -> nn.Module:
         if not get_pp_group().is_last_rank:
             return PPMissingLayer()
         if self.tied and get_pp_group().is_first_rank:
             return self.model.decoder.embed_tokens
-        return ParallelLMHead(config.vocab_size, config.hidden_size, prefix=prefix)
+        return ParallelLMHead(config.vocab_size, config.hidden_size, quant_config=quant_config, prefix=prefix)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_input_ids(input_ids)
@@ -106,29 +107,17 @@ class AtomForCausalLM(nn.Module, SupportsPP):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint's weights; return the parameters that were filled."""
         loaded: set[str] = set()
-        for piece in self.model.decoder.map_weights(self._beside_head(weights, loaded)):
-            loaded.add(f"model.decoder.{_fill(self.model.decoder, piece)}")
-        return loaded
+        body = load_weights(self.model.decoder, self._beside_head(weights, loaded))
+        return loaded | {f"model.decoder.{name}" for name in body}
 
     def _beside_head(self, weights: Iterable[tuple[str, Tensor]], loaded: set[str]) -> Iterable[tuple[str, Tensor]]:
         """Load the head, and hand on what is not the head's alone."""
         has_head = isinstance(self.lm_head, ParallelLMHead)
         for name, tensor in weights:
-            if has_head and (name == HEAD or (self.tied and name.endswith("embed_tokens.weight"))):
-                parameter = self.lm_head.get_parameter("weight")
-                getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
-                loaded.add(HEAD)
-            if name != HEAD:
+            own = name.startswith(HEAD)
+            if has_head and (own or (self.tied and name.endswith("embed_tokens.weight"))):
+                parameter = name.rpartition(".")[2]
+                load_parameter(self.lm_head.get_parameter(parameter), tensor)
+                loaded.add(f"{HEAD}{parameter}")
+            if not own:
                 yield name, tensor
-
-
-def _fill(decoder: Decoder, piece: WeightPiece) -> str:
-    """Load one piece; the full name of the parameter that holds it."""
-    module = decoder.get_submodule(piece.module)
-    if isinstance(module, RoutedExperts):
-        assert piece.expert is not None and isinstance(piece.shard, str)
-        return f"{piece.module}.{module.load(piece.parameter, piece.tensor, piece.shard, piece.expert)}"
-    parameter = getattr(module, piece.parameter)
-    load = getattr(parameter, "weight_loader", default_weight_loader)
-    load(parameter, piece.tensor, *(() if piece.shard is None else (piece.shard,)))
-    return piece.name

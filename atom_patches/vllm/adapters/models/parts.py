@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention import Attention
@@ -20,8 +20,18 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
+from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.norms import RmsNorm
-from atom_patches.models.parts import AttentionShape, ExpertsShape, Group, LayerPlace, Recurrence, RotaryShape, Stage
+from atom_patches.models.parts import (
+    AttentionShape,
+    ExpertsShape,
+    Group,
+    LatentShape,
+    LayerPlace,
+    Recurrence,
+    RotaryShape,
+    Stage,
+)
 from atom_patches.vllm.adapters.models.exchange import LayerExchange
 from atom_patches.vllm.adapters.models.experts import RoutedExperts
 from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
@@ -52,6 +62,7 @@ class VllmParts:
         self._quant_config = config.quant_config
         self._prefix = prefix
         self._recurrent_layers = 0
+        self._selected: Tensor | None = None
 
     def stage(self, layers: int) -> Stage:
         group = get_pp_group()
@@ -75,6 +86,10 @@ class VllmParts:
     ) -> nn.Module:
         if not quantised:
             return Filters(inputs, list(outputs), prefix)
+        if group == "whole":
+            from atom_patches.vllm.adapters.models.latent import Latents
+
+            return Latents(inputs, list(outputs), self._quant_config, prefix)
         return MergedColumnParallelLinear(
             inputs, list(outputs), bias=False, quant_config=self._quant_config, prefix=prefix, return_bias=False
         )
@@ -113,6 +128,29 @@ class VllmParts:
 
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
         return RoutedExperts(shape, quant_config=self._quant_config, prefix=prefix)
+
+    def biased_experts(self, layer: int, shape: ExpertsShape, bias: nn.Parameter, *, prefix: str) -> nn.Module:
+        return RoutedExperts(shape, quant_config=self._quant_config, prefix=prefix, bias=bias)
+
+    def latent_expansion(self, rank: int, outputs: int, *, prefix: str) -> nn.Module:
+        return MergedColumnParallelLinear(rank, [outputs], bias=False, prefix=prefix)  # vLLM's attention calls it
+
+    def latent_attention(
+        self, layer: int, shape: LatentShape, expansion: nn.Module, indexer: nn.Module | None, *, prefix: str
+    ) -> nn.Module:
+        # Here, because only DeepSeek's families need vLLM's file of them.
+        from atom_patches.vllm.adapters.models.latent import LatentPagedAttention
+
+        return LatentPagedAttention(shape, expansion, indexer, self._config, prefix)
+
+    def indexer(
+        self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
+    ) -> nn.Module:
+        from atom_patches.vllm.adapters.models.indexer import LatentIndexer, selection_buffer
+
+        if self._selected is None:  # of all layers
+            self._selected = selection_buffer(shape, self._config)
+        return LatentIndexer(shape, hidden, query_rank, rotary, self._config, self._selected, prefix)
 
     def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> LayerExchange:
         return LayerExchange(input_norm, post_norm)

@@ -15,21 +15,32 @@ from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import RotaryShape
 
 
+def vllm_rotary(shape: RotaryShape, *, latent: bool) -> nn.Module:
+    """vLLM's layer; of attention to latents, which means another yarn."""
+    said: dict[str, Any] = {"rope_type": "default", **(shape.scaling or {}), "rope_theta": shape.theta}
+    said["rope_dim"] = shape.rotary_size
+    if shape.sections is not None:
+        said |= {"mrope_section": list(shape.sections), "mrope_interleaved": True}
+    if latent and shape.scaling is not None:
+        said["rope_type"] = "deepseek_yarn"
+    return get_rope(shape.head_size, shape.max_position, is_neox_style=not shape.interleaved, rope_parameters=said)
+
+
 class Rotary(nn.Module):
     """Turns queries and keys."""
 
     def __init__(self, shape: RotaryShape) -> None:
         super().__init__()
-        said: dict[str, Any] = {"rope_type": "default", **(shape.scaling or {}), "rope_theta": shape.theta}
-        said["rope_dim"] = shape.rotary_size
-        if shape.sections is not None:
-            said |= {"mrope_section": list(shape.sections), "mrope_interleaved": True}
         self.shape = shape
-        self.rope = get_rope(shape.head_size, shape.max_position, rope_parameters=said)
+        self.rope = vllm_rotary(shape, latent=shape.interleaved)
         self.prepares = "qk_rope" in settings.fusions()
 
     def forward(self, positions: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.rope(positions, queries, keys)
+        if not self.shape.interleaved:
+            return self.rope(positions, queries, keys)
+        by_head = [x.unflatten(1, (-1, self.shape.head_size)) for x in (queries, keys)]  # as DeepSeek's yarn wants them
+        queries, keys = self.rope(positions, *by_head)
+        return queries.flatten(1), keys.flatten(1)
 
     def prepare(
         self, qkv: Tensor, positions: Tensor, heads: tuple[int, int], norms: tuple[RmsNorm, RmsNorm] | None, gated: bool

@@ -26,7 +26,7 @@ def install() -> None:
     """Ask to be called when the modules that need it are imported; a few microseconds where SGLang is not used."""
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM:
         return
-    from sglang_on_cpu import collectives, device, experts, gdn, interpreter, rows, sparse
+    from sglang_on_cpu import collectives, device, experts, fp8, gdn, interpreter, rows, sparse
 
-    for part in (device, interpreter, collectives, experts, gdn, rows, sparse):
+    for part in (device, interpreter, collectives, experts, fp8, gdn, rows, sparse):
         part.install()
