@@ -25,7 +25,8 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help env env-sglang envs matrix demo demo-sglang examples examples-vllm examples-sglang docs changes release \
-	test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp pcp-matrix lint typecheck
+	test test-long test-core test-kernels test-vllm test-sglang startup mutants fuzz-dp pcp-matrix \
+	feature-matrix lint typecheck
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -101,6 +102,10 @@ mutants: env env-sglang ## remove each guarded place in turn; a test must fail
 fuzz-dp: env-sglang ## drive RANKS real SGLang ranks through STEPS random steps; all must enter the same collectives
 	@PYTHONPATH=tools $(SGLANG_PY) -m fuzz_dp --steps $(or $(STEPS),300) --ranks $(or $(RANKS),2) \
 		--seed $(or $(SEED),0) $(ARGS)
+
+feature-matrix: envs ## every feature with every family and every other feature, on both engines, on the CPU (ARGS=--new: what the record lacks)
+	@$(PY) tools/feature_matrix.py $(ARGS)
+	@$(SGLANG_PY) tools/feature_matrix.py $(ARGS)
 
 pcp-matrix: env ## PCP=2 to 8 against PCP=1 over models, traffic and settings, on the CPU (about 20 minutes on 2 cores)
 	@$(PY) tools/pcp_matrix.py $(ARGS)

@@ -12,8 +12,6 @@ when anything differs.
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import shutil
 import sys
 import time
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine_runs import Outcome, Start, finished, run_all
 from pcp_combos import MODELS, WORLDS, Combo, refused_words, selection
 from pcp_differences import first_difference, unlike_asked
 from toolcache import ROOT
@@ -33,10 +32,6 @@ from tests.vllm.pcp_engines import Engine, check_greedy, engine, launch, single,
 
 LOGS = ROOT / "build" / "pcp-matrix"
 STARTED = time.monotonic()
-#: Rank by rank what an engine gave, or how it failed.
-Outcome = list[dict[str, Any]] | str
-Start = Callable[[Path, dict[Any, Engine]], dict[Any, list[dict[str, Any]]]]
-
 #: Case -> its waves for a model.
 WAVES: dict[str, Callable[[str], list[list[dict[str, Any]]]]] = {
     "mixed lengths": lambda _: [wave()],
@@ -75,36 +70,6 @@ def split_engine(combo: Combo) -> Engine:
     return engine(combo.model, WAVES[combo.case](combo.model), env=combo.env, **options, **size)
 
 
-def run_all(name: str, start: Start, engines: dict[Any, Engine]) -> dict[Any, Outcome]:
-    """Run the engines one after the other; after one that fails, start again with the next."""
-    outcomes: dict[Any, Outcome] = {}
-    while left := {key: plan for key, plan in engines.items() if key not in outcomes}:
-        folder = LOGS / f"{name}-from-{len(outcomes)}"
-        folder.mkdir(parents=True)
-        try:
-            outcomes |= start(folder, left)
-        except AssertionError as error:
-            finished = _finished(folder)
-            outcomes |= dict(zip(left, zip(*finished, strict=False), strict=False))
-            failed = list(left)[min(map(len, finished), default=0)]
-            outcomes[failed] = f"{_cause(str(error))} (log in {folder})"
-            say(f"{name}: {failed} failed: {outcomes[failed]}")
-    return outcomes
-
-
-def _finished(folder: Path) -> list[list[dict[str, Any]]]:
-    """By rank, the results of the engines that it finished."""
-    ranks = len(list(folder.glob("plan*.json")))
-    files = [folder / f"result{rank}.json" for rank in range(ranks)]
-    return [json.loads(file.read_text()) if file.exists() else [] for file in files]
-
-
-def _cause(log: str) -> str:
-    """The last line that names an error, without the marks of the rank; else the first line."""
-    lines = [re.sub(r"^(\s*\[rank\d+\]:)*\s*", "", line) for line in log.splitlines()]
-    return next((line for line in reversed(lines) if "Error: " in line), lines[0])
-
-
 def progress(name: str, folder: Path, total: int) -> Callable[[], None]:
     """Say now and then how many engines are done."""
     said = [time.monotonic()]
@@ -112,7 +77,7 @@ def progress(name: str, folder: Path, total: int) -> Callable[[], None]:
     def tell() -> None:
         if time.monotonic() - said[0] > 20:
             said[0] = time.monotonic()
-            say(f"{name}: {min(map(len, _finished(folder)), default=0)} of {total} engines done")
+            say(f"{name}: {min(map(len, finished(folder)), default=0)} of {total} engines done")
 
     return tell
 
@@ -223,7 +188,7 @@ def run(combos: list[Combo]) -> dict[str, int]:
     for ranks in sorted({combo.world for combo in accepted}):
         engines = {combo: split_engine(combo) for combo in accepted if combo.world == ranks}
         say(f"{ranks} ranks: {len(engines)} engines")
-        outcomes = run_all(f"{ranks}-ranks", start_world(ranks), engines)
+        outcomes = run_all(LOGS, f"{ranks}-ranks", start_world(ranks), engines, say)
         for combo in engines:
             wrong = judge(combo, references[combo.model, combo.case], outcomes[combo])
             table.add(combo, "different" if wrong else "equal", wrong)
@@ -235,7 +200,7 @@ def run_references(combos: list[Combo]) -> dict[Any, Outcome]:
     """By model and case, what one rank without prefill context parallelism gives."""
     engines = {(combo.model, combo.case): reference_engine(combo.model, combo.case) for combo in combos}
     say(f"pcp=1: {len(engines)} engines")
-    return run_all("unsplit", start_references, engines)
+    return run_all(LOGS, "unsplit", start_references, engines, say)
 
 
 def quiet() -> None:

@@ -90,7 +90,8 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     r"pip (install -e PATH_TO_THIS_CHECKOUT|uninstall atom-patches)": Test("tests/startup/test_install.py"),
     r"pre-commit install": Lacking("a clone with hooks; they call make lint and make typecheck"),
     r"source \.venv/vllm-0\.20\.2/bin/activate": Job("make demo"),
-    r"make (demo|demo-sglang|startup|pcp-matrix|test-long)": Job(""),
+    r"make (demo|demo-sglang|startup|pcp-matrix|feature-matrix|test-long)": Job(""),
+    r"make feature-matrix ARGS=--new": Test("tests/vllm/test_features.py"),
     r"make (lint|typecheck|docs)": Job("make lint typecheck docs"),
     r"make (test|env|env-sglang|examples)": Job(".ci/run"),
     r"make changes": Job("make lint typecheck docs"),  # the site has them

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import engine_runs
 import pcp_combos
 import pcp_matrix
 import pytest
@@ -238,9 +239,8 @@ def test_equal_results_that_show_nothing_are_told() -> None:
         assert value in unlike_asked(COMBO, made_up_result(), [made_up_result(), other])
 
 
-def test_an_engine_that_fails_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_costs_only_itself(tmp_path: Path) -> None:
     """Two ranks run four engines; the second fails on one rank, the fourth fails before anything is written."""
-    monkeypatch.setattr(pcp_matrix, "LOGS", tmp_path)
     started: list[list[str]] = []
 
     def start(folder: Path, engines: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +256,10 @@ def test_an_engine_that_fails_costs_only_itself(tmp_path: Path, monkeypatch: pyt
             (folder / "result1.json").write_text(json.dumps(["third of 1"]))
         raise AssertionError("exit codes [None, None]")
 
-    outcomes = pcp_matrix.run_all("two", start, dict.fromkeys(("first", "second", "third", "fourth"), {}))
+    said: list[str] = []
+    engines = dict.fromkeys(("first", "second", "third", "fourth"), {})
+    outcomes = engine_runs.run_all(tmp_path, "two", start, engines, said.append)
+    assert len(said) == 2 and "second failed: ValueError: no such thing" in said[0]
     assert started == [["first", "second", "third", "fourth"], ["third", "fourth"]]
     assert list(outcomes["first"]) == ["first of 0", "first of 1"]
     assert list(outcomes["third"]) == ["third of 0", "third of 1"]

@@ -3,19 +3,20 @@
     python dp_traffic.py PLAN.json RESULT.json
 
 PLAN and RESULT are like those of traffic.py, but every data-parallel engine has waves of its own; a wave may be empty.
-RESULT also holds how each forward pass of each wave ran, as this rank's engine told the others.
+RESULT also holds how each forward pass of each wave ran, as this rank's engine told the others, if it did.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from traffic import BEGINS, answer, sampling_params, save, shut_down
+from traffic import BEGINS, answer, engine_prompt, sampling_params, save, shut_down
 
 Passes = list[str]
 
@@ -43,8 +44,8 @@ def send(engine: Any, wave: list[dict[str, Any]], name: str) -> list[dict[str, A
     for step in range(2000):
         for index, request in enumerate(wave):
             if request["at"] == step:
-                prompt = {"prompt_token_ids": request["prompt"]}
-                engine.add_request(f"{name}-{index}", prompt, sampling_params(request["sampling"]))
+                sampling = sampling_params(request["sampling"])
+                engine.add_request(f"{name}-{index}", engine_prompt(request), sampling)
             if request["abort_at"] == step:
                 engine.abort_request([f"{name}-{index}"])
         busy = engine.output_processor.has_unfinished_requests()
@@ -63,13 +64,18 @@ def run(plan: dict[str, Any], passes: Passes) -> dict[str, Any]:
     from atom_patches.core.registry import REGISTRY
 
     os.environ.update(plan["env"])
-    llm = LLM(model=plan["model"], dtype="float32", enforce_eager=True, seed=0, **plan["options"])
+    setup = importlib.import_module(plan["setup"]) if plan.get("setup") else None
+    if setup is not None:
+        setup.install()
+    llm = LLM(model=plan["model"], seed=0, **{"dtype": "float32", "enforce_eager": True, **plan["options"]})
     try:
         result: dict[str, Any] = {"waves": [], "passes": []}
         for index, wave in enumerate(plan["waves"]):
             passes.clear()
             result["waves"].append(send(llm.llm_engine, wave, f"wave{index}"))
             result["passes"].append(list(passes))
+        if setup is not None:
+            result["report"] = setup.report()
         result["patches"] = {one.id: one.state for one in REGISTRY.status("vllm")}
         shut_down(llm)
     finally:

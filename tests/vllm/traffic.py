@@ -138,12 +138,12 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
     setup = importlib.import_module(engine["setup"]) if engine.get("setup") else None
     if setup is not None:
         setup.install()
-    options = {"dtype": "float32", **engine["options"]}
+    options = {"dtype": "float32", "enforce_eager": True, **engine["options"]}
     if options.get("distributed_executor_backend") == "uni":
         options["distributed_executor_backend"] = executor(engine)
     if engine.get("probe"):
         options["worker_extension_cls"] = "row_probe.RowProbe"
-    llm = LLM(model=engine["model"], enforce_eager=True, seed=0, disable_log_stats=False, **options)
+    llm = LLM(model=engine["model"], seed=0, disable_log_stats=False, **options)
     try:
         result: dict[str, Any] = {"waves": [], "rows": [], "free_before": free_blocks(llm)}
         if engine.get("probe"):
