@@ -105,6 +105,10 @@ def _launch(world: int, engines: int, compiled: bool, folder: Path, plans: dict[
         return _data_parallel(world, engines, folder, plans, seconds, more)
     for plan in plans.values():
         [plan["waves"]] = plan["engines"]
+        if plan["options"].get("tensor_parallel_size") == world > 1:
+            # vLLM names the memory that ranks share by what follows the last colon of the address where they meet.
+            plan["port"] = free_port()
+            plan["options"]["distributed_executor_backend"] = "uni"
     if world > 1:
         return launch(folder, world, plans, seconds, **more)
     for plan in plans.values():

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.sglang.engines import Engine, asked_for, engine
+from tests.sglang.engines import LATER, Engine, Wave, asked_for, engine, prompt, request
 from tests.sglang.probed import DP2, SHELLS, TP2, Launched, atom, run
-from tests.sglang.test_sparse_mla import ASKED, LAYERS, waves
+from tests.sglang.test_sparse_mla import ASKED, LAYERS, MIXED, waves
 
 #: The one in FP8 has weights with scales of blocks.
 LAYOUTS: dict[str, dict[str, Any]] = {"tp2": TP2, "dp2": DP2, "fp8 tp2": TP2}
@@ -21,11 +21,21 @@ INDEXER = "atom_patches.sglang.adapters.latent.Indexer"
 pytestmark = pytest.mark.long
 
 
+def quantised_waves() -> list[Wave]:
+    """As the others', without prompts of which the oracle with these weights has two best continuations."""
+    many = [request(prompt(length, seed)) for length, seed in ((1, 2), *MIXED[1:])]
+    overlap = [request(prompt(40), new=16), request(prompt(33), at=LATER)]
+    shared = [request(prompt(150) + prompt(length, seed)) for length, seed in ((4, 3), (21, 1))]
+    return [many, [request(prompt(7, 2), new=6)], overlap, shared]
+
+
 def planned(key: str, folder: Path) -> Engine:
     options = {"attention_backend": "dsa", "kv_cache_dtype": "bfloat16", "cuda_graph_backend_prefill": None}
     chunk = {"chunked_prefill_size": 256 if key == "dp2" else 128}
-    name = "deepseek_v32+fp8" if "fp8" in key else "deepseek_v32"
-    plan = engine(name, waves(key == "dp2"), {"ATOM_SPARSE_MLA": "1"}, "bfloat16", **options, **chunk, **LAYOUTS[key])
+    name, asked = "deepseek_v32", waves(key == "dp2")
+    if "fp8" in key:
+        name, asked = "deepseek_v32+fp8", quantised_waves()
+    plan = engine(name, asked, {"ATOM_SPARSE_MLA": "1"}, "bfloat16", **options, **chunk, **LAYOUTS[key])
     return atom(key, folder, plan)
 
 
