@@ -37,7 +37,9 @@ from atom_patches.core import Engine, Patch, discovery, reviewed  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
-TESTS = ("tests/ordering", "tests/drift")
+TESTS = ("tests/ordering", "tests/drift", "tests/vllm/test_pcp_manager.py", "tests/vllm/test_pcp_manager_rows.py")
+#: Two features that serve the same option, each on its own releases.
+INSTEAD = {"vllm.pcp": "vllm.pcp_manager", "vllm.pcp_manager": "vllm.pcp"}
 OWN_TESTS = "engine_tests"
 """In a record: what the release's own tests said."""
 
@@ -160,10 +162,17 @@ def _features(name: str, cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[st
     for patch in patches(name):
         if patch.kind != "bootstrap":
             groups.setdefault(patch.feature, []).append(patch)
+    rows: dict[str, list[str]] = {}
     for feature, members in sorted(groups.items()):
         kinds = {patch.kind for patch in members}
-        row = [outcome(kinds, [cells[patch.id][version] for patch in members]) for version in versions]
-        yield f"| `{feature}` | {' | '.join(row)} |"
+        rows[feature] = [outcome(kinds, [cells[patch.id][version] for patch in members]) for version in versions]
+    for feature, row in rows.items():
+        other = rows.get(INSTEAD.get(feature, ""), row)
+        told = [
+            f"`{INSTEAD[feature]}` instead" if (one, another) == ("stopped", "served") else one
+            for one, another in zip(row, other, strict=True)
+        ]
+        yield f"| `{feature}` | {' | '.join(told)} |"
 
 
 def _patches(name: str, cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:

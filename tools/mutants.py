@@ -23,6 +23,7 @@ from pathlib import Path
 import cli_mutants
 import dp_mutants
 import kernel_mutants
+import manager_mutants
 import model_mutants
 import sparse_mutants
 
@@ -402,6 +403,7 @@ TRANSITIONS = [
 COMMANDS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in cli_mutants.FAULTS]
 KERNELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in kernel_mutants.FAULTS]
 MODELS = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in model_mutants.FAULTS]
+MANAGER = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in manager_mutants.FAULTS]
 DATA_PARALLEL = [Mutant(fault.path, (fault.test,), fault.old, fault.new) for fault in dp_mutants.FAULTS]
 SPARSE_ENGINE = (f"{sparse_mutants.ENGINE}::test_every_answer_is_the_oracle_s[pages of 64]",)
 SPARSE = [
@@ -409,7 +411,7 @@ SPARSE = [
     *(Mutant(f"atom_patches/sglang/sparse_mla/{name}.py", SPARSE_ENGINE) for name in ("attention_backend", "indexer")),
 ]
 
-MUTANTS = [*CORE, *COMMANDS, *DATA_PARALLEL, *KERNELS, *MEMBERS, *IDLE, *MODELS, *SPARSE, *TRANSITIONS]
+MUTANTS = [*CORE, *COMMANDS, *DATA_PARALLEL, *KERNELS, *MANAGER, *MEMBERS, *IDLE, *MODELS, *SPARSE, *TRANSITIONS]
 
 
 def apply(mutant: Mutant, checkout: Path) -> None:
@@ -441,9 +443,10 @@ def copy_checkout(target: Path) -> None:
 
 
 def _interpreter(mutant: Mutant) -> str:
-    """Tests of SGLang run in its environment, which has no vLLM."""
-    if any(test.startswith("tests/sglang") for test in mutant.tests):
-        return str(ROOT / ".venv" / SGLANG / "bin" / "python")
+    """Tests of SGLang run in its environment, which has no vLLM, and some of vLLM in a later release's."""
+    for beginning, lane in (("tests/sglang", SGLANG), ("tests/vllm/test_pcp_manager", manager_mutants.LANE)):
+        if any(test.startswith(beginning) for test in mutant.tests):
+            return str(ROOT / ".venv" / lane / "bin" / "python")
     return sys.executable
 
 

@@ -86,7 +86,7 @@ def test_metadata_is_built(monkeypatch: pytest.MonkeyPatch, lengths: list[int], 
     builder: Any = SimpleNamespace(build=lambda prefix, common: common, use_full_cuda_graph=False, kv_cache_spec=None)
     whole: Any = None
     with host_waits() as waits:
-        batch = pcp_step._Batch.__new__(pcp_step._Batch)
+        batch = pcp_step.StepBatch.__new__(pcp_step.StepBatch)
         batch.plan, batch.rank, batch.device, batch.segments = plan, rank, GPU, plan.segments(rank)
         batch.seq_lens, batch.mamba_cache_mode, batch.prefilling = (
             [7 + rows for rows in lengths],

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from vllm.distributed.parallel_state import GroupCoordinator, get_pcp_group
@@ -29,7 +29,9 @@ from atom_patches.vllm.adapters.pcp_queries import QueryMover
 from atom_patches.vllm.adapters.pcp_shapes import layers_in_a_row
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.utils import AttentionGroup
 
 logger = logging.getLogger("atom_patches.pcp")
 
@@ -171,23 +173,33 @@ def plan_batch(runner: GPUModelRunner, num_reqs: int) -> PcpPlan | None:
     """The plan of the batch that the runner has prepared, or None if the step is replicated."""
     starts = runner.query_start_loc.np[: num_reqs + 1]
     lengths = (starts[1:] - starts[:-1]).tolist()
+    return plan_rows(runner.vllm_config, lengths, runner.optimistic_seq_lens_cpu[:num_reqs].tolist())
+
+
+def plan_rows(config: VllmConfig, lengths: Sequence[int], seq_lens: Sequence[int]) -> PcpPlan | None:
+    """The plan of a step, or None if it is replicated.
+
+    Args:
+        config: of the engine.
+        lengths: rows of every request, in batch order.
+        seq_lens: tokens of every request after the step.
+    """
     plan = plan_step(lengths, get_pcp_group().world_size, settings.pcp_min_rows())
-    if plan is None or runner.model_config.is_hybrid:
+    if plan is None or config.model_config.is_hybrid:
         return plan
-    return replace(plan, layout=_attention_layout(runner, plan))
+    return replace(plan, layout=_attention_layout(config, plan, seq_lens))
 
 
-def _attention_layout(runner: GPUModelRunner, plan: PcpPlan) -> Layout:
+def _attention_layout(config: VllmConfig, plan: PcpPlan, seq_lens: Sequence[int]) -> Layout:
     """How the step's full-attention queries are cut. Recurrent layers keep the rows themselves contiguous."""
-    config = runner.model_config
+    model: Any = config.model_config
     shape = AttentionShape(
-        query_heads=config.get_num_attention_heads(runner.parallel_config),
-        head_size=config.get_head_size(),
-        element_bytes=runner.dtype.itemsize,
+        query_heads=model.get_num_attention_heads(config.parallel_config),
+        head_size=model.get_head_size(),
+        element_bytes=model.dtype.itemsize,
     )
-    seq_lens = runner.optimistic_seq_lens_cpu[: len(plan.query_lens)].tolist()
     contexts = [seq_len - rows for seq_len, rows in zip(seq_lens, plan.query_lens, strict=True)]
-    return choose_layout(settings.pcp_attention(), plan, contexts, shape, exchanged=config.is_hybrid)
+    return choose_layout(settings.pcp_attention(), plan, contexts, shape, exchanged=model.is_hybrid)
 
 
 def split_step(
@@ -205,30 +217,54 @@ def split_step(
         whole: by layer, the metadata of the unsplit step.
     """
     step = SplitStep(plan, get_pcp_group(), runner.device)
-    batch = _Batch(runner, plan, step.rank)
+    tables = runner.input_batch.block_table
+    groups = [
+        CacheGroup(members, tables[at].get_device_tensor(len(plan.query_lens)), slot_mappings[at])
+        for at, members in enumerate(runner.attn_groups)
+    ]
+    fill_in(step, _runner_batch(runner, plan, step.rank), groups, whole)
+    return step
+
+
+class CacheGroup(NamedTuple):
+    """The layers that share a block table.
+
+    Attributes:
+        members: the runner's attention groups.
+        block_table: of every request of the step.
+        slot_mapping: the cache slot of every global row.
+    """
+
+    members: Sequence[AttentionGroup]
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+def fill_in(step: SplitStep, batch: StepBatch, groups: Sequence[CacheGroup], whole: dict[str, Any]) -> None:
+    """Build a split step's metadata by layer."""
     attention = batch.local_queries()
-    if runner.model_config.is_hybrid and _attention_layout(runner, plan) == "zigzag":
-        step.queries = QueryMover(QueryExchange(plan), step.group, runner.device)
+    config = batch.config
+    balances = config.model_config.is_hybrid and batch.moves_queries
+    if balances and _attention_layout(config, batch.plan, batch.seq_lens) == "zigzag":
+        step.queries = QueryMover(QueryExchange(batch.plan), step.group, batch.device)
         attention = batch.collected_queries(step.queries.exchange)
-    for group_id, attention_groups in enumerate(runner.attn_groups):
-        block_table = runner.input_batch.block_table[group_id].get_device_tensor(len(plan.query_lens))
-        for attention_group in attention_groups:
+    for members, block_table, slot_mapping in groups:
+        for attention_group in members:
             builder = attention_group.get_metadata_builder(0)
             names = attention_group.layer_names
             if isinstance(builder, GDNAttentionMetadataBuilder):
-                recurrent = _recurrent_metadata(builder, batch, block_table, slot_mappings[group_id], whole[names[0]])
+                recurrent = _recurrent_metadata(builder, batch, block_table, slot_mapping, whole[names[0]])
                 step.recurrent.update(dict.fromkeys(names, recurrent))
                 step.update(dict.fromkeys(names, recurrent.whole))
             else:
-                local = batch.common(attention, block_table, slot_mappings[group_id])
+                local = batch.common(attention, block_table, slot_mapping)
                 # Cut requests and padded rows count as requests; FlashAttention's schedule, made ahead, holds
                 # `max_num_seqs` of them. Without it the kernel makes its own.
-                many = len(attention) > runner.max_num_reqs
+                many = len(attention) > config.scheduler_config.max_num_seqs
                 step.update(dict.fromkeys(names, builder.build(0, local, fast_build=many)))
-    step.in_a_row = layers_in_a_row(runner.vllm_config, len(step.recurrent), len(step) - len(step.recurrent))
+    step.in_a_row = layers_in_a_row(config, len(step.recurrent), len(step) - len(step.recurrent))
     if settings.pcp_debug():
         _trace_split(step)
-    return step
 
 
 @dataclass(frozen=True)
@@ -240,19 +276,38 @@ class _Query:
     seq_len: int
 
 
-class _Batch:
-    """The runner's prepared batch, and subsets of it as metadata builders take them."""
+class StepBatch:
+    """A prepared step, as all ranks know it, and subsets of it as metadata builders take them.
 
-    def __init__(self, runner: GPUModelRunner, plan: PcpPlan, rank: int) -> None:
+    Args:
+        config: of the engine.
+        device: of the step's tensors.
+        plan: the step's plan.
+        rank: this rank.
+        seq_lens: tokens of every request after the step.
+        prefilling: which requests have rows of their prompt in it.
+    """
+
+    moves_queries = True
+    """Whether a hybrid's queries may be answered by other ranks than those whose rows they are."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        device: torch.device,
+        plan: PcpPlan,
+        rank: int,
+        seq_lens: list[int],
+        prefilling: list[bool],
+    ) -> None:
+        self.config = config
+        self.device = device
         self.plan = plan
         self.rank = rank
-        self.device = runner.device
         self.segments = plan.segments(rank)
-        self.seq_lens: list[int] = runner.optimistic_seq_lens_cpu[: len(plan.query_lens)].tolist()
-        self.mamba_cache_mode = runner.cache_config.mamba_cache_mode
-        batch = runner.input_batch
-        count = len(plan.query_lens)
-        self.prefilling: list[bool] = (batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).tolist()
+        self.seq_lens = seq_lens
+        self.prefilling = prefilling
+        self.mamba_cache_mode = config.cache_config.mamba_cache_mode
 
     def context_len(self, request: int) -> int:
         """Tokens of the request that earlier steps have computed."""
@@ -289,8 +344,6 @@ class _Batch:
             query_start_loc_cpu=starts,
             seq_lens=on_device(seq_lens, self.device, None),
             seq_lens_cpu_upper_bound=seq_lens,
-            _seq_lens_cpu=seq_lens,
-            _num_computed_tokens_cpu=seq_lens - rows,
             num_reqs=len(queries),
             num_actual_tokens=sum(query.rows for query in queries),
             max_query_len=max(query.rows for query in queries),
@@ -299,12 +352,24 @@ class _Batch:
             slot_mapping=slot_mapping,
             causal=True,
             is_prefilling=torch.tensor([self.prefilling[query.request] for query in queries]),
+            **self._host_lengths(seq_lens, rows),
         )
+
+    def _host_lengths(self, seq_lens: torch.Tensor, rows: torch.Tensor) -> dict[str, Any]:
+        """Further fields in which this runner's metadata have lengths."""
+        return {"_seq_lens_cpu": seq_lens, "_num_computed_tokens_cpu": seq_lens - rows}
+
+
+def _runner_batch(runner: GPUModelRunner, plan: PcpPlan, rank: int) -> StepBatch:
+    batch, count = runner.input_batch, len(plan.query_lens)
+    prefilling = (batch.num_computed_tokens_cpu[:count] < batch.num_prompt_tokens[:count]).tolist()
+    seq_lens = runner.optimistic_seq_lens_cpu[:count].tolist()
+    return StepBatch(runner.vllm_config, runner.device, plan, rank, seq_lens, prefilling)
 
 
 def _recurrent_metadata(
     builder: GDNAttentionMetadataBuilder,
-    batch: _Batch,
+    batch: StepBatch,
     block_table: torch.Tensor,
     slot_mapping: torch.Tensor,
     whole: GDNAttentionMetadata,

@@ -9,7 +9,6 @@ from vllm.distributed import get_pcp_group, get_world_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.platforms import current_platform
-from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH
 
 from atom_patches.core import PatchError, settings
 from atom_patches.vllm.adapters.pcp_attention import writes_gathered
@@ -36,6 +35,16 @@ def tell_unproven(config: VllmConfig) -> None:
         logger.warning(
             "prefill context parallelism on %s: answers were compared with one device's for hybrids on one or two H200 "
             "only; compare yours", device
+        )  # fmt: skip
+
+
+def tell_never_run(config: VllmConfig) -> None:
+    """Say once, in the first rank's log, that nobody has seen this run on a GPU."""
+    device = config.device_config.device_type
+    if device != "cpu" and get_world_group().rank_in_group == 0:
+        logger.warning(
+            "prefill context parallelism on %s with this release's model runner has run on the CPU only, with Triton's "
+            "interpreter; compare answers and first-token times with one device's", device
         )  # fmt: skip
 
 
@@ -95,6 +104,8 @@ def _problem(layer: Any) -> str | None:
 
 
 def _cpu_problem() -> str | None:
+    from vllm.v1.attention.backends.cpu_attn import _CPU_ARCH_PREFER_MIXED_BATCH  # later releases have none
+
     architecture = current_platform.get_cpu_architecture()
     if architecture in _CPU_ARCH_PREFER_MIXED_BATCH:
         return None

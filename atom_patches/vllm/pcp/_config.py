@@ -68,8 +68,9 @@ def pcp_enabled(config: VllmConfig) -> Verdict:
     size = config.parallel_config.prefill_context_parallel_size
     if size == 1:
         return Verdict(False, f"{OPTION} is 1")
-    if config.model_config.use_mla and source.defined(UPSTREAM).ok:
-        return Verdict(False, "vLLM serves models with latent attention under it by itself")
+    if source.defined(UPSTREAM).ok:
+        by = "vLLM itself" if config.model_config.use_mla else "vllm.pcp_manager"
+        return Verdict(False, f"served by {by}, whose model runner has a manager for it")
     found = refusals(unserved(config))
     if found:
         reasons = "\n".join(f"  - {reason}" for reason in found)
@@ -154,6 +155,12 @@ def without_pcp(config: VllmConfig) -> VllmConfig:
 
 def unserved(config: VllmConfig) -> Iterator[str]:
     """One line for each option that cannot be served together with prefill context parallelism."""
+    yield from unserved_anywhere(config)
+    yield from _unserved_compilation(config)
+
+
+def unserved_anywhere(config: VllmConfig) -> Iterator[str]:
+    """The same without what concerns compilation only, whose options differ between the releases."""
     yield from _unserved_model(config)
     yield from _unserved_parallelism(config)
     yield from _unserved_features(config)
@@ -176,7 +183,7 @@ def _unserved_model(config: VllmConfig) -> Iterator[str]:
         yield "compilation is on, and the CPU platform's is not served; pass --enforce-eager"
     if model.enable_sleep_mode:
         yield "--enable-sleep-mode is on; turn it off"
-    if model.enable_return_routed_experts:
+    if getattr(model, "enable_return_routed_experts", False):  # later releases refuse it themselves
         yield "--enable-return-routed-experts is on; turn it off"
 
 
@@ -256,9 +263,8 @@ def _unserved_features(config: VllmConfig) -> Iterator[str]:
     backend = config.attention_config.backend
     if backend is not None and backend.name not in BACKENDS:
         yield f"--attention-backend is {backend.name}; served are {', '.join(sorted(BACKENDS))}"
-    if cache.calculate_kv_scales:
+    if getattr(cache, "calculate_kv_scales", False):  # later releases have no such option
         yield "--calculate-kv-scales is on; each rank would find scales of its own rows, turn it off"
-    yield from _unserved_compilation(config)
 
 
 def _unserved_compilation(config: VllmConfig) -> Iterator[str]:

@@ -1,0 +1,37 @@
+"""Seeded faults of prefill context parallelism on vLLM's second model runner; `tools/mutants.py` runs them.
+
+The tests run in the environment of the release that has the manager.
+"""
+
+from __future__ import annotations
+
+from kernel_mutants import Fault
+
+LANE = "vllm-0.32.0"
+GROUP = "atom_patches/vllm/pcp_manager"
+MANAGER = "atom_patches/vllm/adapters/pcp_manager.py"
+ENGINES = "tests/vllm/test_pcp_manager.py::test_two_ranks"
+ROWS = "tests/vllm/test_pcp_manager_rows.py"
+CONFIG = "tests/unit/test_pcp_manager_config.py"
+
+FAULTS = (
+    # A rank's positions are those of the step's first rows.
+    Fault(MANAGER, ROWS, "positions=whole.positions[step.local_rows]", "positions=whole.positions[:rows]"),
+    # What is sampled from is this rank's rows.
+    Fault(MANAGER, ROWS, "hidden_states = self._step.gather(hidden_states)", "pass"),
+    # The runner prepares a step of as many rows as a rank would have without padding.
+    Fault(MANAGER, ROWS, "plan is None else plan.rows_per_rank", "plan is None else sum(lengths)"),
+    Fault(MANAGER, ROWS, "assert batch_desc.cg_mode == CUDAGraphMode.NONE", "assert True"),
+    # Attention reads caches by the slots and tables of this rank's requests.
+    Fault(f"{GROUP}/cpu_attention.py", f"{ENGINES}[qwen3]", "return gather_before_write(original)", "return original"),
+    Fault(f"{GROUP}/gated_delta_net.py", f"{ENGINES}[qwen3_5 relay]", "if step is None:", "if True:"),
+    Fault(
+        f"{GROUP}/model_inputs.py",
+        f"{ENGINES}[qwen3_5 relay]",
+        "input_batch.step.take(rows, dim=-1)",
+        "rows[..., : input_batch.num_tokens]",
+    ),
+    Fault(f"{GROUP}/_config.py", CONFIG, "    if not model.enforce_eager:", "    if False:"),
+    Fault(f"{GROUP}/_config.py", CONFIG, "model.is_hybrid and cache.enable_prefix_caching", "False"),
+    Fault(f"{GROUP}/_config.py", CONFIG, "    if config.model_config.use_mla:", "    if False:"),
+)
