@@ -163,8 +163,8 @@ def _drafts(config: ServerArgs, family: str) -> Iterator[str]:
         yield f"--speculative-algorithm {algorithm}: leave it out"
     elif (config.speculative_eagle_topk or 1) > 1:
         yield (
-            f"--speculative-algorithm {algorithm} with --speculative-eagle-topk {config.speculative_eagle_topk}: trees of "
-            "drafts are not verified; use 1"
+            f"--speculative-algorithm {algorithm} with --speculative-eagle-topk {config.speculative_eagle_topk}: trees "
+            "of drafts are not verified; use 1"
         )
 
 
