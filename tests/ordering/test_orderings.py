@@ -29,11 +29,16 @@ SCENARIOS = Path(__file__).with_name("scenarios.py")
 
 
 @functools.cache
-def outcome(scenario: str, state_dir: str) -> dict[str, dict[str, Any]]:
-    """What the process of a scenario found; run once."""
+def ended(scenario: str, state_dir: str) -> subprocess.CompletedProcess[str]:
+    """The process of a scenario; run once, however it ends."""
     environment = installed.environment(ATOM_PATCHES_STATE_DIR=state_dir)
     command = [sys.executable, str(SCENARIOS), ENGINE.name, scenario]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+
+def outcome(scenario: str, state_dir: str) -> dict[str, dict[str, Any]]:
+    """What the process of a scenario found."""
+    result = ended(scenario, state_dir)
     lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
     assert result.returncode == 0 and lines, result.stdout[-2000:] + result.stderr[-4000:]
     return json.loads(lines[-1].removeprefix("RESULT "))

@@ -23,6 +23,7 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,
+    relies_on=("vllm.v1.worker.gpu.pcp_manager:PCPManager",),
     upstream="vllm-project/vllm#48747",
     changes_graph=True,
 )

@@ -25,6 +25,7 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,
+    relies_on=("vllm.v1.worker.gpu.pcp_manager:PCPManager",),
     upstream="none: vLLM has no such settings",
 )
 

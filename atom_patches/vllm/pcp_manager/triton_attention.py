@@ -19,7 +19,10 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,
-    relies_on=("vllm.model_executor.layers.attention.attention:unified_kv_cache_update",),
+    relies_on=(
+        "vllm.model_executor.layers.attention.attention:unified_kv_cache_update",
+        "vllm.v1.worker.gpu.pcp_manager:PCPManager",
+    ),
     upstream="vllm-project/vllm#49564",
 )
 
