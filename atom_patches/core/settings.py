@@ -166,8 +166,8 @@ TABLE: tuple[Setting, ...] = (
         "switch",
         "0",
         ("0", "1"),
-        "`1`: in vLLM, layers with keys and values of their own attend on this package's kernel. It has not run on a GPU "
-        "in an engine yet.",
+        "`1`: in vLLM, layers with keys and values of their own attend on this package's kernel. It has not run on a "
+        "GPU in an engine yet.",
     ),
     Setting(
         "ATOM_SPARSE_MLA",
