@@ -207,6 +207,7 @@ def test_a_choice_is_told_once_and_reported(
     providers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(report, "_own", {})
     monkeypatch.setattr(report, "_kernels", [])
     monkeypatch.setattr(logging.getLogger("atom_patches"), "propagate", True)
     report.publish(role="worker", engine="vllm", version="0", config={}, patches=())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atom_patches.core import Engine, Patch, Verdict, reviewed
+from atom_patches.core import Engine, Patch, Verdict, report, reviewed
 from atom_patches.core.registry import Registry
 
 _number = itertools.count()
@@ -173,6 +173,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(state))
     monkeypatch.setenv("ATOM_PATCHES_ACCEPTED", str(tmp_path / "accepted.json"))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(report, "_own", {})  # what it publishes is nobody's afterwards
     monkeypatch.syspath_prepend(str(tmp_path))
     made = Toy(tmp_path)
     yield made

@@ -24,6 +24,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "state"
     monkeypatch.setenv("ATOM_PATCHES_STATE_DIR", str(path))
     monkeypatch.setattr(report, "_own", {})
+    monkeypatch.setattr(report, "_kernels", [])
     return path
 
 
@@ -72,7 +73,6 @@ def test_a_process_with_both_engines_speaks_of_each() -> None:
     assert (one.engine, one.roles, one.patches) == ("vllm", ("api server",), later)
     assert (other.engine, other.roles, other.patches) == ("sglang", ("engine",), PATCHES)
     assert [kernel.operation for kernel in (*one.kernels, *other.kernels)] == ["rms_norm"] * 2
-    report._kernels.clear()
     report.withdraw()
     assert report.processes() == []
 

@@ -8,14 +8,9 @@ Remove when: vLLM's manager serves these models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 from atom_patches.core import Patch
 from atom_patches.vllm.pcp_manager._config import managed_pcp
-
-if TYPE_CHECKING:
-    import torch
+from atom_patches.vllm.pcp_manager._metadata import build_split
 
 PATCH = Patch(
     id="vllm.pcp_manager.dense_metadata",
@@ -32,26 +27,4 @@ PATCH = Patch(
     changes_graph=True,
 )
 
-
-@PATCH.around
-def build_split(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Build a split step's metadata from those of the whole step."""
-    from atom_patches.vllm.adapters.pcp_manager import SplitBatch, split_metadata, whole_batch
-
-    def prepare_attn(
-        self: Any,
-        input_batch: Any,
-        cudagraph_mode: Any,
-        block_tables: tuple[torch.Tensor, ...],
-        slot_mappings: torch.Tensor,
-        attn_groups: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        prepared = (block_tables, slot_mappings, attn_groups)
-        whole = original(self, whole_batch(input_batch), cudagraph_mode, *prepared, *args, **kwargs)
-        if not isinstance(input_batch, SplitBatch):
-            return whole
-        return split_metadata(self.vllm_config, input_batch, *prepared, whole)
-
-    return prepare_attn
+PATCH.around(build_split)
