@@ -36,6 +36,7 @@ def compare(folder: Path, model: Path, *more: str) -> tuple[int, dict[str, Any]]
     return ran.returncode, json.loads(ran.stdout)
 
 
+@pytest.mark.long
 def test_stock_and_overlay_answer_the_same(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
     status, found = compare(tmp_path, checkpoint("qwen3_tied"))
     assert (status, found["findings"]) == (0, [])

@@ -231,6 +231,7 @@ def test_two_ranks(
         check(key, engines({}, seeing, spelled)[key], result, unsplit[key], seeing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", KEYS)
 def test_three_ranks(
     three: Results, unsplit: dict[str, dict[str, Any]], seeing: Seeing, spelled: Spelled, key: str
