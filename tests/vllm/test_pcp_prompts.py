@@ -240,6 +240,7 @@ def test_three_ranks(
         check(key, engines({}, seeing, spelled)[key], result, unsplit[key], seeing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["qwen3_5 grid", "qwen3 workers"])
 def test_workers(workers: dict[str, dict[str, Any]], seeing: Seeing, spelled: Spelled, key: str) -> None:
     check(key, worker_engines(seeing, spelled)[key], workers[key], workers[key], seeing)
