@@ -16,6 +16,9 @@ GPU = torch.device("cuda")
 READS = {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero"}
 """Operations that give the host values."""
 
+INDEXED = {"aten.index", "aten.index_put", "aten.index_put_"}
+"""Operations that copy to the GPU what they are given on the host."""
+
 
 class _Waits(TorchDispatchMode):
     """Records operations that wait."""
@@ -41,7 +44,20 @@ class _Waits(TorchDispatchMode):
             waits = not (kwargs or {}).get("non_blocking") or not any(source is one for one in self.pinned)
             if crosses and waits:
                 self.found.append(f"{name} of {list(source.shape)} from {source.device.type}")
+        if name in INDEXED and args[0].device.type == GPU.type:
+            self.found += [f"{name} with {what} from the host" for what in _from_host(*args[1:3])]
         return result
+
+
+def _from_host(indices: list[torch.Tensor | None], values: Any = None) -> list[str]:
+    """What an indexed read or write takes from the host, by a copy that waits."""
+    places = [index for index in indices if index is not None]
+    found = ["places" for index in places if index.device.type != GPU.type]
+    # A number at the places of a mask is an argument of the kernel; at places by number it is copied first.
+    filled = isinstance(values, torch.Tensor) and values.dim() == 0 and all(i.dtype == torch.bool for i in places)
+    if isinstance(values, torch.Tensor) and values.device.type != GPU.type and not filled:
+        found.append("values")
+    return found
 
 
 @contextmanager

@@ -148,5 +148,11 @@ def test_waits_are_found() -> None:
         torch.zeros(2).pin_memory().to(GPU, non_blocking=True)
         index.cpu()
         assert len(waits) == 4, waits
+        rows = torch.empty(5, 2, device=GPU)
+        rows[index] = 0
+        rows[torch.tensor([1])] = index.float()
+        rows[rows[:, 0] > 1] = 0
+        assert waits[4:] == ["aten.index_put_ with values from the host", "aten.index_put_ with places from the host"]
+        del waits[4:]
         with pytest.raises(Exception, match="_local_scalar_dense"):
             index[0].item()

@@ -30,7 +30,7 @@ class StateSlots:
     def clear(self, slots: torch.Tensor) -> None:
         """Set the states of ``slots`` (int64) to zero."""
         for tensor in self._tensors:
-            tensor[slots] = 0
+            tensor.index_fill_(0, slots, 0)  # a number that is assigned at places is copied to the device, with a wait
 
     def pack(self, slots: torch.Tensor) -> torch.Tensor:
         """The states of ``slots`` (int64 ``[n]``) as uint8 ``[n, bytes]``."""
