@@ -19,6 +19,7 @@ LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_s
 VLLM_ENGINES = "tests/vllm/test_atom_models.py"
 QUANTISED = "tests/vllm/test_atom_models_quantised.py"
 ATTENTION = f"{VLLM}/adapters/paged_attention.py"
+ATTENDS = "tests/vllm/test_attention.py::test_every_answer_is_the_oracle_s"
 STEP = "tests/vllm/test_attention.py::test_a_step_is_stored_and_attended_to"
 ATTENTION_LEFT = f"{UNIT}/test_vllm_attention_config.py::test_what_is_not_served_is_left_to_vllm_and_named"
 
@@ -348,6 +349,42 @@ FAULTS = (
         f"{ENGINES}::test_experts_are_our_kernel_s_unless_that_is_switched_off[moe plain unfused]",
         '"experts" in settings.fusions() and ',
         "",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/attention.py",
+        f"{ATTENDS}[with an ATOM decoder]",
+        "unflatten(1, (heads, 2, size))[:, :, 1]",
+        "unflatten(1, (heads, 2, size))[:, :, 0]",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/attention.py",
+        f"{ATTENDS}[without norms]",
+        '"key_cache": keys, "value_cache": values,',
+        '"key_cache": values, "value_cache": keys,',
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/attention.py",
+        "tests/vllm/test_atom_graph_splits.py::test_full_attention[False]",
+        "        places.append(OPERATION)\n",
+        "        pass\n",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/attention.py",
+        "tests/vllm/test_atom_graph_splits.py::test_full_attention[False]",
+        "return (output if gates is None",
+        "return (queries if gates is None",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/attention.py",
+        "tests/vllm/test_attention.py::test_the_write_to_the_cache_can_be_switched_off",
+        '"kv_cache" in settings.fusions() and ',
+        "",
+    ),
+    Fault(
+        f"{VLLM}/adapters/pcp_gdn/state_slots.py",
+        "tests/vllm/test_pcp_host_waits.py::test_recurrent_layers[relay-lengths0-0]",
+        "tensor.index_fill_(0, slots, 0)",
+        "tensor[slots] = 0",
     ),
     Fault(
         f"{SGLANG}/models/prefill_graphs.py",

@@ -15,8 +15,9 @@ order. It may add `available() -> Verdict` (can it run in this process at all) a
 
 `ATOM_KERNEL_<FAMILY>`, else `ATOM_KERNELS`, names the providers to try in order; if none of them can serve, the
 call raises. `auto`, the default, never raises: AITER comes first on ROCm; elsewhere the measured ranking of this
-operator, shape class and GPU; where nothing was measured, the engine's own kernel, then Triton; torch at last. Only
-within a CUDA graph's capture can `auto` find nobody: a reference that reads the device cannot be captured.
+operator, shape class and GPU; where nothing was measured, the engine's own kernel, then Triton, or the other way round
+where the operation says so; torch at last. Only within a CUDA graph's capture can `auto` find nobody: a reference that
+reads the device cannot be captured.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Operation:
         unspecified: where the first output may hold anything, as a mask of its shape; None: nowhere.
         unordered: whether the entries of a row of the first output may come in any order; None: never.
         unmeasured: whom `auto` tries, in order, for shapes that were not measured on the GPU. The engine's kernel comes
-            first, because it is never slower than itself, unless its binding has to wait for the device.
+            first, because it is never slower than itself, unless its binding has to wait for the device, or to launch
+            more than the engine does.
 
     `reference`, `fake`, `shape_class`, `unspecified` and `unordered` take the schema's arguments, all of them, by
     position.

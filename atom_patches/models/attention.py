@@ -41,13 +41,18 @@ class Attention(nn.Module):
         self.prepares = bool(getattr(rotary, "prepares", False))
         shape = AttentionShape(self.heads, self.kv_heads, size, size**-0.5)
         self.attn = parts.attention(layer, shape, prefix=f"{prefix}.attn")
+        self.attends = self.prepares and bool(getattr(self.attn, "prepares", False))
 
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        norms = (self.q_norm, self.k_norm) if self.normed else None
+        if self.attends:
+            attend: Any = self.attn.attend
+            return self.o_proj(attend(self.qkv_proj(hidden), positions, self.rotary_emb, norms, self.gated))
         if self.prepares:
-            queries, keys, values, gate = self._prepared(positions, hidden)
+            queries, keys, values, gate = self._prepared(positions, hidden, norms)
         else:
             queries, gate, keys, values = self._project(hidden)
-            if self.normed:
+            if norms is not None:
                 queries, keys = self.q_norm.alone(queries), self.k_norm.alone(keys)
             queries, keys = self.rotary_emb(positions, queries.flatten(1), keys.flatten(1))
         output: Tensor = self.attn(queries, keys, values)
@@ -55,9 +60,10 @@ class Attention(nn.Module):
             output = output * gate.sigmoid()
         return self.o_proj(output)
 
-    def _prepared(self, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _prepared(
+        self, positions: Tensor, hidden: Tensor, norms: tuple[RmsNorm, RmsNorm] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values and the gate, `[rows, heads * size]`, as the engine's rotation prepares them."""
-        norms = (self.q_norm, self.k_norm) if self.normed else None
         heads = (self.heads, self.kv_heads)
         prepare: Any = self.rotary_emb.prepare
         queries, keys, values, gate = prepare(self.qkv_proj(hidden), positions, heads, norms, self.gated)

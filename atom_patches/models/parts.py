@@ -220,7 +220,11 @@ class Parts(Protocol):
         ...
 
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
-        """`module(queries, keys, values) -> outputs`; it caches keys and values, and finds a row's earlier ones."""
+        """`module(queries, keys, values) -> outputs`; it caches keys and values, and finds a row's earlier ones.
+
+        If it has a true `prepares`, and so has the rotation, it does what that prepares, too: `attend(projection,
+        positions, rotation, norms or None, whether there are gates)` returns outputs times gates.
+        """
         ...
 
     def recurrence(self, layer: int, run: Recurrence) -> Recurrence:

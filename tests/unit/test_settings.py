@@ -217,7 +217,7 @@ def test_families_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, familie
 
 @pytest.mark.parametrize(
     ("value", "kept"),
-    [("", {"experts", "qk_rope"}), ("1", {"experts", "qk_rope"}), ("experts", {"experts"}), ("0", set())],
+    [("", set(settings.FUSIONS)), ("1", set(settings.FUSIONS)), ("experts", {"experts"}), ("0", set())],
 )
 def test_fusions_are_on_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: set[str]) -> None:
     monkeypatch.setenv("ATOM_FUSIONS", value)

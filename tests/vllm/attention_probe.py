@@ -1,4 +1,7 @@
-"""Counts which backend's `forward` ran, by its package; a `setup` of traffic.py whose worker is that process itself."""
+"""Counts which backend's `forward` ran, by its package, and writes to the cache that ours was asked for.
+
+A `setup` of traffic.py whose worker is that process itself.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,19 @@ def install() -> None:
     for backend in (CPUAttentionBackendImpl, AtomPagedImpl):
         if not hasattr(backend.forward, "counted"):
             backend.forward = _counted(backend.forward, backend.__module__.partition(".")[0])
+    if not hasattr(AtomPagedImpl.do_kv_cache_update, "counted"):
+        AtomPagedImpl.do_kv_cache_update = _counted(AtomPagedImpl.do_kv_cache_update, "writes")
 
 
-def _counted(forward: Any, package: str) -> Any:
+def _counted(function: Any, name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        _ran[package] += 1
-        return forward(*args, **kwargs)
+        _ran[name] += 1
+        return function(*args, **kwargs)
 
     call.counted = True  # pyright: ignore[reportFunctionMemberAccess]
     return call
 
 
 def report() -> dict[str, int]:
-    """Calls by package."""
+    """Calls by name."""
     return dict(_ran)

@@ -150,6 +150,8 @@ CHUNKED: dict[str, Any] = {
 }  # fmt: skip
 ON = {"ATOM_ATTENTION": "1"}
 MODELS = ["qwen3_tied", "llama_bias", "qwen3_next"]
+#: ATOM decoders whose own kernel writes keys and values: gates and norms; neither; positions in three dimensions.
+WRITTEN = {"with an ATOM decoder": "qwen3_next", "without norms": "llama_bias", "in three dimensions": "qwen3_5_moe"}
 
 
 def conversation(name: str) -> list[list[Request]]:
@@ -167,21 +169,30 @@ def attending(name: str, waves: list[list[Request]] | None = None, **more: Any) 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     plans = {name: attending(name, env=ON) for name in MODELS}
-    plans["with an ATOM decoder"] = attending("qwen3_next", env={**ON, "ATOM_MODELS": "1"})
+    plans |= {key: attending(name, env={**ON, "ATOM_MODELS": "1"}) for key, name in WRITTEN.items()}
     short = [[request(PROMPTS[2])]]
+    apart = {**ON, "ATOM_MODELS": "1", "ATOM_FUSIONS": "experts,qk_rope"}
+    plans["written apart"] = attending("qwen3_next", short, env=apart)
     plans["not asked for"] = attending("qwen3_tied", short)
     plans["switched off"] = attending("qwen3_tied", short, env={**ON, "ATOM_PATCH_VLLM_ATTENTION": "0"})
     return single(tmp_path_factory.mktemp("attention"), plans)
 
 
-@pytest.mark.parametrize("key", [*MODELS, "with an ATOM decoder"])
+@pytest.mark.parametrize("key", [*MODELS, *WRITTEN])
 def test_every_answer_is_the_oracle_s(engines: dict[str, Any], key: str) -> None:
-    name, result = key if key in MODELS else "qwen3_next", engines[key]
+    name, result = WRITTEN.get(key, key), engines[key]
     for sent, got in zip(conversation(name), result["waves"], strict=True):
         assert check_greedy(name, sent, got) == len(sent)
     assert result["waves"][1][0]["cached"] >= 32, "the conversation goes on from cached blocks"
-    assert set(result["report"]) == {"atom_patches"}, "vLLM's own backend attended"
+    assert "vllm" not in result["report"], "vLLM's own backend attended"
+    assert ("writes" in result["report"]) == (key in MODELS), "one kernel is to rotate and to write"
     assert result["patches"]["vllm.attention.get_attn_backend"] == "applied"
+
+
+def test_the_write_to_the_cache_can_be_switched_off(engines: dict[str, Any]) -> None:
+    result = engines["written apart"]
+    assert set(result["report"]) == {"atom_patches", "writes"}
+    assert check_greedy("qwen3_next", [request(PROMPTS[2])], result["waves"][0]) == 1
 
 
 @pytest.mark.parametrize("key", ["not asked for", "switched off"])
@@ -204,7 +215,7 @@ def test_every_answer_of_two_ranks_is_the_oracle_s(tmp_path: Path) -> None:
     results = launch(tmp_path, 2, plans)
     for rank in results["heads"]:
         assert check_greedy("qwen3_next", waves[0], rank["waves"][0]) == len(waves[0])
-        assert set(rank["report"]) == {"atom_patches"}
+        assert set(rank["report"]) == {"atom_patches", "writes"}
     for rank in results["rows"]:  # prefill context parallelism has vLLM's backends
         assert check_greedy("qwen3_next", waves[0], rank["waves"][0]) == len(waves[0])
         assert set(rank["report"]) == {"vllm"}

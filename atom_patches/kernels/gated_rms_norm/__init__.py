@@ -42,6 +42,7 @@ GATED_RMS_NORM = Operation(
     fake=_fake,
     shape_class=_shape_class,
     tolerance=TOLERANCE,
+    unmeasured=("triton", "engine", "torch"),  # bindings of engines copy rows that are not in line
 )
 OPERATIONS = (GATED_RMS_NORM,)
 

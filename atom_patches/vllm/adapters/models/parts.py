@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.distributed.utils import get_pp_indices
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -32,6 +31,7 @@ from atom_patches.models.parts import (
     RotaryShape,
     Stage,
 )
+from atom_patches.vllm.adapters.models.attention import PagedAttention
 from atom_patches.vllm.adapters.models.exchange import LayerExchange
 from atom_patches.vllm.adapters.models.experts import RoutedExperts
 from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
@@ -116,10 +116,7 @@ class VllmParts:
         return Rotary(shape)
 
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
-        return Attention(
-            shape.heads, shape.head_size, shape.scale, num_kv_heads=shape.kv_heads,
-            cache_config=self._config.cache_config, quant_config=self._quant_config, prefix=prefix,
-        )  # fmt: skip
+        return PagedAttention(shape, self._config, prefix)
 
     def recurrence(self, layer: int, run: Recurrence) -> RecurrentLayer:
         self._recurrent_layers += 1

@@ -46,13 +46,23 @@ class Rotary(nn.Module):
         self, qkv: Tensor, positions: Tensor, heads: tuple[int, int], norms: tuple[RmsNorm, RmsNorm] | None, gated: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """From the projection to queries, keys, values and the gate, all `[rows, heads, size]`."""
+        return qk_norm_rope_cache(
+            qkv, positions, self.table, gated=gated, mrope_interleaved=self.shape.sections is not None,
+            **self.arguments(heads, norms),
+        )  # fmt: skip
+
+    @property
+    def table(self) -> Tensor:
+        """Of cosines and sines, `[positions, rotary size]`."""
         table: Any = self.rope.cos_sin_cache
-        normed: dict[str, Any] = {}
+        return table
+
+    def arguments(self, heads: tuple[int, int], norms: tuple[RmsNorm, RmsNorm] | None) -> dict[str, Any]:
+        """What `qk_norm_rope_cache` is told of a layer with so many heads of queries and of keys."""
+        said: dict[str, Any] = {"num_q_heads": heads[0], "num_kv_heads": heads[1], "head_dim": self.shape.head_size}
+        said["mrope_section"] = None if self.shape.sections is None else list(self.shape.sections)
         if norms is not None:
             of_queries, of_keys = norms
-            normed = {"q_weight": of_queries.weight, "k_weight": of_keys.weight}
-            normed |= {"eps": of_queries.variance_epsilon, "gemma": of_queries.gemma}
-        return qk_norm_rope_cache(
-            qkv, positions, table, num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=self.shape.head_size,
-            gated=gated, mrope_section=self.shape.sections, mrope_interleaved=self.shape.sections is not None, **normed,
-        )  # fmt: skip
+            said |= {"q_weight": of_queries.weight, "k_weight": of_keys.weight}
+            said |= {"eps": of_queries.variance_epsilon, "gemma": of_queries.gemma}
+        return said
