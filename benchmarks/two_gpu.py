@@ -1,12 +1,14 @@
-"""Prefill context parallelism on real GPUs: the link, the time to the first token, decode steps, and equal tokens.
+"""Several GPUs: their link, prefill context parallelism on vLLM, and data-parallel attention on SGLang.
 
     python benchmarks/two_gpu.py link --json link.json
     python benchmarks/two_gpu.py vllm --json vllm.json          # one layout after the other
     python benchmarks/two_gpu.py vllm --device cpu --size tiny --lengths 128 300 --chunk 128 --eager
-    python benchmarks/two_gpu.py report link.json vllm.json
+    python benchmarks/two_gpu.py sglang --ranks 2 --json sglang.json        # two_gpu_sglang.py says what that is
+    python benchmarks/two_gpu.py report link.json vllm.json sglang.json
 
-Each layout is one start of vLLM with a process a rank (external launcher). Modes change at run time: the settings are
-read for every step. Weights are seeded (atom_patches/bench/seeded_model.py), prompts random.
+`vllm` measures the time to the first token and decode steps, and compares tokens. Each layout is one start of vLLM with
+a process a rank (external launcher). Modes change at run time: the settings are read for every step. Weights are seeded
+(atom_patches/bench/seeded_model.py), prompts random.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import two_gpu_sglang
 
 HERE = Path(__file__).parent
 LAYOUTS = {
@@ -47,6 +51,8 @@ def main() -> None:
     options = _parser().parse_args()
     if options.command == "report":
         return report([json.loads(path.read_text()) for path in options.results])
+    if options.command == "sglang":
+        raise SystemExit(0 if two_gpu_sglang.report(two_gpu_sglang.main(options)) else 1)
     results = []
     for layout in options.layouts if options.command == "vllm" else ["link"]:
         started = time.monotonic()
@@ -61,17 +67,20 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("link", "vllm"):
+    for name in ("link", "vllm", "sglang"):
         command = commands.add_parser(name)
         command.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
         command.add_argument("--json", type=Path, default=Path(f"{name}.json"))
         command.add_argument("--limit", type=float, default=400, help="seconds for one layout")
+    two_gpu_sglang.add_options(command)
+    command = commands.choices["vllm"]
     command.add_argument("--size", default="qwen35b", help="of seeded_model.SIZES")
     command.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["one", "pcp2", "tp2"])
     command.add_argument("--lengths", nargs="+", type=int, default=[16384, 65536, 131072])
     command.add_argument("--chunk", type=int, default=4096, help="rows of a step where chunked prefill is compared")
     command.add_argument("--eager", action="store_true")
     command.add_argument("--modes", nargs="+", default=MODES, help="auto, or GDN:ATTENTION as the settings name them")
+    command.add_argument("--trace", type=Path, help="a folder for each rank's timeline of one prefill of each length")
     commands.add_parser("report").add_argument("results", nargs="+", type=Path)
     return parser
 
@@ -144,6 +153,7 @@ def report(files: list[list[dict[str, Any]]]) -> None:
         if result is not one and "answers" in one and "answers" in result:
             for name, answers in result["answers"].items():
                 print(f"{layout:20} {name:32} {_difference(one['answers'][name.split(':')[0]], answers)}")
+    two_gpu_sglang.report([result for layout, result in results.items() if layout.startswith("sglang ")])
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:

@@ -118,6 +118,10 @@ def engine(plan: dict[str, Any]) -> Iterator[Part]:
     for mode in modes:
         measured.append(_prefill(llm, plan["lengths"], size.vocab_size, mode))
         yield "modes", measured
+    if plan["trace"] is not None:
+        _set(modes[0])
+        for length in plan["lengths"]:
+            _trace(llm, plan, _prompt(length, 0, size.vocab_size))
     _set({})
     yield "decode", {batch: _decode_step(llm, batch, size.vocab_size) for batch in (1, 16)}
     answers: dict[str, list[Any]] = {}
@@ -161,6 +165,15 @@ def _prefill(llm: Any, lengths: list[int], vocabulary: int, mode: dict[str, str]
         spans = [_timed(llm, [_prompt(length, seed, vocabulary)], new=1) for seed in range(1 + REPEATS)]
         seconds[length] = statistics.median(spans[1:])
     return {"mode": " ".join(mode.values()) or "auto", "prefill": seconds}
+
+
+def _trace(llm: Any, plan: dict[str, Any], prompt: dict[str, list[int]]) -> None:
+    """Write what host and device did in one prefill, as Chrome's trace viewer reads it."""
+    cuda = [torch.profiler.ProfilerActivity.CUDA] if plan["device"] == "cuda" else []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *cuda]) as profile:
+        _generate(llm, [prompt], new=1)
+    name = f"{plan['layout']}-{len(prompt['prompt_token_ids'])}-rank{os.environ['RANK']}.json.gz"
+    profile.export_chrome_trace(str(Path(plan["trace"], name.replace(" ", "-"))))
 
 
 def _decode_step(llm: Any, batch: int, vocabulary: int) -> float:
