@@ -204,7 +204,7 @@ FAULTS = (
         "self.norm = RmsNorm(config.hidden, config.eps, gemma=config.gemma)",
         "self.norm = RmsNorm(config.hidden, config.eps, gemma=True)",
     ),
-    Fault(f"{MODELS}/attention.py", f"{LOGITS}[qwen3_tied]", "        if self.normed:\n", "        if False:\n"),
+    Fault(f"{MODELS}/attention.py", f"{LOGITS}[qwen3_tied]", "if self.normed else None", "if False else None"),
     Fault(
         f"{MODELS}/rotary.py",
         f"{LOGITS}[qwen3_tied]",
