@@ -3,8 +3,8 @@
 The step is played through, layer by layer, on one clock a rank. A part of the work moves a rank's clock by the seconds
 that were measured for it; a collective lets all ranks meet and then takes ``latency + bytes / bandwidth``; a relay lets
 each rank wait for the one before it, while the ranks before go on until all meet again. Nothing else overlaps. What the
-host issues for a split, one operation after the other, is added (`runtime/pcp_host.py`); its other time, which one rank
-has too, is left out.
+host issues for a split, one operation after the other, is added, and a split step's time on the devices counts a little
+more than the sum of its parts (`runtime/pcp_host.py`); the host's other time, which one rank has too, is left out.
 
 A collective's bytes are the most that one rank sends, or receives, if every rank has to do with every byte once: the
 ``(N - 1) / N`` of the whole that a ring passes through each link.
@@ -252,7 +252,8 @@ class Estimate:
 
     @property
     def waiting(self) -> float:
-        """What is neither the busiest rank's work, nor such an exchange, nor the host: waiting for ranks or states."""
+        """What is neither the busiest rank's work, nor such an exchange, nor the host: waiting for ranks or states, and
+        what a split step takes beyond its parts."""
         return max(0.0, self.seconds - self.slowest - self.exchange - self.host)
 
     def bound(self, alone: float, world: int) -> float:
@@ -269,8 +270,11 @@ def estimate(
     link: Link,
     seconds: Seconds,
     launch: float = pcp_host.SECONDS,
+    surplus: float = pcp_host.SPLIT,
 ) -> Estimate:
     """Play one prefill of ``length`` tokens through; ``world`` 1 is an engine without context parallelism.
+
+    A split step takes ``surplus`` times what is played.
 
     Raises:
         Unmeasured: from ``seconds``.
@@ -284,7 +288,8 @@ def estimate(
         step.attention()
         step.experts()
     step.ends()
-    return Estimate(max(clocks.at), max(clocks.busy), clocks.exchanged, clocks.host)
+    devices = (max(clocks.at) - clocks.host) * (1.0 if world == 1 else surplus)
+    return Estimate(devices + clocks.host, max(clocks.busy), clocks.exchanged, clocks.host)
 
 
 def parts(shape: StackShape, length: int, world: int, variant: Variant) -> Iterator[Part]:

@@ -54,10 +54,10 @@ def _preface(answer: Answer) -> Iterator[str]:
         "ranks wait for each other there, and nothing overlaps."
     )
     yield (
-        f"host: {pcp_host.SECONDS * 1e6:.0f} us for each operation that it issues for the split, as fitted to 12 "
-        "layers on two H200; its other time, which one rank has too, is left out. For those 12 layers, whole experts "
-        "and the fastest modes, that gives 1.56x at 16,384 tokens (measured: 1.54x), 1.98x at 65,536 (1.87x) and 2.02x "
-        "at 131,072 (1.95x)."
+        f"host: {pcp_host.SECONDS * 1e6:.0f} us for each operation that it issues for the split, and the devices' time "
+        f"of a split step counts {pcp_host.SPLIT:g} times, as fitted to 12 layers on two H200; the host's other time, "
+        "which one rank has too, is left out. For those 12 layers, whole experts and what `auto` takes, that gives "
+        "1.68x at 16,384 tokens (measured: 1.65x), 1.93x at 65,536 (1.90x) and 1.94x at 131,072 (1.93x)."
     )
     yield (
         "rank: the busiest rank's work; vs stock: over one rank with the engine's kernels; vs same: over one rank with "

@@ -1,25 +1,18 @@
-"""What the host's part of a split step costs: operations that it issues one by one between the compiled pieces.
+"""What a split step costs beyond its parts: operations that the host issues between the compiled pieces, and more.
 
-A layer's launches, collectives among them, times one figure. It is added to the device's time: what two H200 took
-beyond kernels and exchanges was no less at 131,072 tokens than at 16,384, so devices wait for it, in whatever way
-(benchmarks/two-gpu-h200-2026-11-30.md).
+A layer's launches, collectives among them, times one figure, are added to the device's time, which counts a little more
+than the sum of its parts. Both figures are fitted to five times to the first token that two H200 took, of 16,384 to
+131,072 tokens, in two modes, with whole experts (benchmarks/two-gpu-h200-2026-11-30.md, "Without two waits a layer"):
 
-The figure is the least-squares fit of
+    6.6 ms + 1.06 * SPLIT * device + launches * SECONDS
 
-    6.6 ms + 1.06 * device + launches * SECONDS
+The first two constants are those of one GPU: what a request takes besides, and a layer in an engine over the sum of its
+parts. `device` is what `bench pcp` computes, with attention at 707e12 operations a second. The fit is within 2 % at
+65,536 and 131,072 tokens, and within 5 % at 16,384. It gives the faster of the two modes at each length.
 
-to the 24 times measured there (two ways to spread experts, three modes and `auto`, three lengths), each error relative
-to its time. The first two constants are those of one GPU: what a request takes besides, and a layer in an engine over
-the sum of its parts. `device` is what `bench pcp` computes, with attention at 707e12 operations a second. The fit is
-within 6 % of the times at 65,536 and 131,072 tokens, and within 17 % at 16,384, where two runs of one mode were 16 %
-apart. It gives the fastest mode in all six cases, and the order of all three in five: of the sixth, 16,384 tokens with
-whole experts, `two_pass` and `relay` (both zigzag) change places, which were 5.6 ms apart.
-
-A launch alone takes the host 5 to 10 us. A profile has since shown what most of the rest was, at 16,384 tokens: the
-host waited for the device twice in each recurrent layer. It does not any more, and two modes measured again give 33 us
-there, but as much as before at the longer lengths. The figure stays until all modes are measured again: it still says
-which is the fastest. Other hosts, and models of more than 12 layers, were not measured.
-tests/vllm/test_pcp_launches.py counts the launches.
+A launch alone takes the host 5 to 10 us; the rest is Python between them. What SPLIT stands for was not profiled: ranks
+that wait for each other, and a step's preparation, which grows with its rows. Other hosts, more ranks, and models of
+more than 12 layers were not measured. tests/vllm/test_pcp_launches.py counts the launches.
 """
 
 from __future__ import annotations
@@ -28,8 +21,11 @@ from collections.abc import Mapping
 
 from atom_patches.runtime.pcp import PcpPlan
 
-SECONDS = 80e-6
+SECONDS = 35e-6
 """What one launch adds to a step."""
+
+SPLIT = 1.057
+"""How many times the sum of its parts, as one GPU runs them, a split step takes on the devices."""
 
 RECURRENT: Mapping[str, int] = {"redundant": 14, "relay": 12, "two_pass": 23, "head_all_to_all": 31}
 """Launches of a GatedDeltaNet layer but for the scan of a rank's own rows, by mode, with a part of the final states."""

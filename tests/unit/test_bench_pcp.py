@@ -20,6 +20,7 @@ from atom_patches.kernels import registry, timing
 from atom_patches.kernels.gdn_chain import GDN_PREFILL
 from atom_patches.kernels.results import CaseReport, Ceilings, Machine, Served, Timing
 from atom_patches.kernels.suite import Setup
+from atom_patches.runtime import pcp_host
 from atom_patches.runtime.link import Link
 
 MODEL = pcp_model.SHAPES["qwen3.6-35b-a3b"]
@@ -59,8 +60,9 @@ def play(
     seconds: Callable[[Part], float],
     link: Link = NO_LINK,
     launch: float = 0.0,
+    surplus: float = 1.0,
 ) -> Estimate:
-    return estimate(MODEL, length, world, variant, link, seconds, launch)
+    return estimate(MODEL, length, world, variant, link, seconds, launch, surplus)
 
 
 def variant(attention: Any = "zigzag", recurrent: str = "two_pass", experts: str = "replicate") -> Variant:
@@ -362,9 +364,10 @@ class TestAnswer:
 
         rows = [row for row in answered(question(), seconds).rows() if row.variant.experts == "replicate"]
         for row in rows:
-            assert row.same == pytest.approx(row.world)
-            assert row.stock == pytest.approx(row.world * (2 if row.variant.kernels == "auto" else 1))
-            assert row.share == pytest.approx(1.0)
+            gained = row.world / pcp_host.SPLIT
+            assert row.same == pytest.approx(gained)
+            assert row.stock == pytest.approx(gained * (2 if row.variant.kernels == "auto" else 1))
+            assert row.share == pytest.approx(1 / pcp_host.SPLIT)
 
     def test_a_part_without_time_costs_its_variants_only(self) -> None:
         answer = answered(question())

@@ -87,7 +87,13 @@ def test_what_a_host_in_no_time_would_choose(ranks: int, lens: tuple[int, ...], 
 
 @pytest.mark.parametrize(
     ("ranks", "rates", "chosen"),
-    [(2, NO_HOST, "relay"), (4, NO_HOST, "two_pass"), (8, NO_HOST, "two_pass"), (4, H200, "relay"), (8, H200, "relay")],
+    [
+        (2, NO_HOST, "relay"),
+        (4, NO_HOST, "two_pass"),
+        (8, NO_HOST, "two_pass"),
+        (4, H200, "relay"),
+        (8, H200, "two_pass"),
+    ],
 )
 def test_layers_in_a_row_make_a_relay_cheaper(ranks: int, rates: Rates, chosen: Mode) -> None:
     assert choose(plan_of(ranks, 65_536), IN_A_ROW, rates) == chosen
