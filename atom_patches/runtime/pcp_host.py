@@ -21,16 +21,16 @@ from collections.abc import Mapping
 
 from atom_patches.runtime.pcp import PcpPlan
 
-SECONDS = 35e-6
+SECONDS = 40e-6
 """What one launch adds to a step."""
 
 SPLIT = 1.057
 """How many times the sum of its parts, as one GPU runs them, a split step takes on the devices."""
 
-RECURRENT: Mapping[str, int] = {"redundant": 14, "relay": 12, "two_pass": 23, "head_all_to_all": 31}
+RECURRENT: Mapping[str, int] = {"redundant": 12, "relay": 10, "two_pass": 21, "head_all_to_all": 29}
 """Launches of a GatedDeltaNet layer but for the scan of a rank's own rows, by mode, with a part of the final states."""
 
-UNCUT, BETWEEN = 8, 15
+UNCUT, BETWEEN = 6, 13
 """The same of a relay or two passes where no cut falls inside a prompt, and of a relay's rank between two others."""
 
 KEYS_AND_VALUES = 6

@@ -133,10 +133,10 @@ class TestModel:
     @pytest.mark.parametrize(
         ("attention", "recurrent", "experts", "launches"),
         [
-            ("contiguous", "relay", "replicate", 30 * 12 + 10 * 6),
-            ("zigzag", "relay", "replicate", 30 * 12 + 10 * (6 + 8)),
-            ("zigzag", "two_pass", "replicate", 30 * 23 + 10 * (6 + 8)),
-            ("contiguous", "redundant", "ep", 30 * 14 + 10 * 6 + 40 * 3),
+            ("contiguous", "relay", "replicate", 30 * 10 + 10 * 6),
+            ("zigzag", "relay", "replicate", 30 * 10 + 10 * (6 + 8)),
+            ("zigzag", "two_pass", "replicate", 30 * 21 + 10 * (6 + 8)),
+            ("contiguous", "redundant", "ep", 30 * 12 + 10 * 6 + 40 * 3),
         ],
     )
     def test_what_the_host_issues_is_added(self, attention: str, recurrent: str, experts: str, launches: int) -> None:
