@@ -29,7 +29,9 @@ import sparse_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 SGLANG = "sglang-0.5.17"
-COPIED = ("atom_patches", "atom_patches_boot.py", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
+COPIED = (
+    "atom_patches", "atom_patches_boot.py", "benchmarks", "tests", "tools", "pyproject.toml", "setup.py", "README.md"
+)  # fmt: skip
 PCP = "tests/vllm/test_pcp.py"
 HYBRID = (f"{PCP}::test_two_ranks[qwen3_next]",)
 CACHING = (f"{PCP}::test_two_ranks[qwen3_next caching]",)

@@ -1,14 +1,15 @@
 """What a split step costs beyond its parts: operations that the host issues between the compiled pieces, and more.
 
 A layer's launches, collectives among them, times one figure, are added to the device's time, which counts a little more
-than the sum of its parts. Both figures are fitted to five times to the first token that two H200 took, of 16,384 to
+than the sum of its parts. Both figures are fitted to six times to the first token that two H200 took, of 16,384 to
 131,072 tokens, in two modes, with whole experts (benchmarks/two-gpu-h200-2026-11-30.md, "Without two waits a layer"):
 
     6.6 ms + 1.06 * SPLIT * device + launches * SECONDS
 
 The first two constants are those of one GPU: what a request takes besides, and a layer in an engine over the sum of its
 parts. `device` is what `bench pcp` computes, with attention at 707e12 operations a second. The fit is within 2 % at
-65,536 and 131,072 tokens, and within 5 % at 16,384. It gives the faster of the two modes at each length.
+65,536 and 131,072 tokens, and within 5 % at 16,384. It gives the faster of the two modes at the
+longer lengths; at 16,384 only one was measured, and two passes and cut experts nowhere.
 
 A launch alone takes the host 5 to 10 us; the rest is Python between them. What SPLIT stands for was not profiled: ranks
 that wait for each other, and a step's preparation, which grows with its rows. Other hosts, more ranks, and models of

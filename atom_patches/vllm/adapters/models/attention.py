@@ -66,11 +66,17 @@ class PagedAttention(Attention):
         return (output if gates is None else output * gates.sigmoid()).flatten(1)
 
 
+def _halves(layer: Any) -> int | None:
+    """The dimension of the layer's cache that parts keys from values, of a backend that is known here."""
+    backend = layer.attn_backend
+    return HALVES.get(f"{backend.__module__}.{backend.__qualname__}")
+
+
 def _writes_as_it_is(layer: Attention, config: VllmConfig) -> bool:
     """Whether the layer's write to the cache is a copy of a rank's own rows."""
-    backend, parallel = layer.attn_backend, config.parallel_config
+    parallel = config.parallel_config
     return (
-        f"{backend.__module__}.{backend.__qualname__}" in HALVES
+        _halves(layer) is not None
         and layer.kv_cache_torch_dtype == config.model_config.dtype
         and parallel.prefill_context_parallel_size == parallel.decode_context_parallel_size == 1
     )
@@ -105,8 +111,9 @@ def _rotate_into_cache(
     _, attention, cache, slots = get_attention_context(layer)
     written: dict[str, Any] = {}
     if slots is not None:  # else memory is being measured
-        backend = attention.attn_backend
-        keys, values = cache.unbind(HALVES[f"{backend.__module__}.{backend.__qualname__}"])
+        halves = _halves(attention)
+        assert halves is not None, "the layer prepares on a backend that is known here"
+        keys, values = cache.unbind(halves)
         written = {"key_cache": keys, "value_cache": values, "slots": slots}
     queries, keys, *_ = qk_norm_rope_cache(
         qkv, positions, table, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
