@@ -179,13 +179,16 @@ def test_an_invalid_master_switch_stops_engines_only(fake_engine: str) -> None:
 
 
 def test_a_failed_start_is_not_remembered_as_a_success(fake_engine: str) -> None:
-    code = fake_engine + """
+    code = (
+        fake_engine
+        + """
 for attempt in range(2):
     try:
         import vllm
     except ValueError as error:
         print("refused")
 """
+    )
     assert run(code, ATOM_PATCHES="yes").stdout == "refused\nrefused\n"
 
 
