@@ -171,9 +171,10 @@ def split_metadata(
 
 
 class _ManagedBatch(StepBatch):
-    """Its runner's metadata have the lengths on the host once only."""
+    """Its runner's metadata have the lengths on the host once only, and state slots in more than one field."""
 
     moves_queries = False
+    recurrent_groups_alike = False
 
     def _host_lengths(self, seq_lens: torch.Tensor, rows: torch.Tensor) -> dict[str, Any]:
         return {}

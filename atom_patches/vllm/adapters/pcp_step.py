@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -172,6 +173,8 @@ def layer_metadata(layer_name: str, metadata: Any) -> Iterator[None]:
 def plan_batch(runner: GPUModelRunner, num_reqs: int) -> PcpPlan | None:
     """The plan of the batch that the runner has prepared, or None if the step is replicated."""
     starts = runner.query_start_loc.np[: num_reqs + 1]
+    if starts[num_reqs] == num_reqs:
+        return None  # decodes only: the step whose time on the host counts most
     lengths = (starts[1:] - starts[:-1]).tolist()
     return plan_rows(runner.vllm_config, lengths, runner.optimistic_seq_lens_cpu[:num_reqs].tolist())
 
@@ -248,12 +251,16 @@ def fill_in(step: SplitStep, batch: StepBatch, groups: Sequence[CacheGroup], who
     if balances and _attention_layout(config, batch.plan, batch.seq_lens) == "zigzag":
         step.queries = QueryMover(QueryExchange(batch.plan), step.group, batch.device)
         attention = batch.collected_queries(step.queries.exchange)
+    built: dict[Any, RecurrentMetadata] = {}
     for members, block_table, slot_mapping in groups:
         for attention_group in members:
             builder = attention_group.get_metadata_builder(0)
             names = attention_group.layer_names
             if isinstance(builder, GDNAttentionMetadataBuilder):
-                recurrent = _recurrent_metadata(builder, batch, block_table, slot_mapping, whole[names[0]])
+                like = built.get(builder.kv_cache_spec)
+                recurrent = _recurrent_metadata(builder, batch, block_table, slot_mapping, whole[names[0]], like)
+                if batch.recurrent_groups_alike:
+                    built[builder.kv_cache_spec] = recurrent
                 step.recurrent.update(dict.fromkeys(names, recurrent))
                 step.update(dict.fromkeys(names, recurrent.whole))
             else:
@@ -291,6 +298,9 @@ class StepBatch:
     moves_queries = True
     """Whether a hybrid's queries may be answered by other ranks than those whose rows they are."""
 
+    recurrent_groups_alike = True
+    """Whether the metadata of two groups of recurrent layers with equal caches differ in their state slots only."""
+
     def __init__(
         self,
         config: VllmConfig,
@@ -312,6 +322,20 @@ class StepBatch:
     def context_len(self, request: int) -> int:
         """Tokens of the request that earlier steps have computed."""
         return self.seq_lens[request] - self.plan.query_lens[request]
+
+    @cached_property
+    def device_seq_lens(self) -> torch.Tensor:
+        """``seq_lens`` on the device, int64."""
+        return on_device(self.seq_lens, self.device)
+
+    @cached_property
+    def fresh_requests(self) -> torch.Tensor:
+        """The requests without earlier tokens, on the device, int64."""
+        return on_device([at for at in range(len(self.seq_lens)) if self.context_len(at) == 0], self.device)
+
+    def segment_queries(self) -> list[_Query]:
+        """This rank's segments, with the length of the whole request: a state slot follows from that."""
+        return [_Query(s.request, s.rows, self.seq_lens[s.request]) for s in self.segments]
 
     def replicated_queries(self) -> list[_Query]:
         return [_Query(i, 1, self.seq_lens[i]) for i in self.plan.replicated]
@@ -373,30 +397,34 @@ def _recurrent_metadata(
     block_table: torch.Tensor,
     slot_mapping: torch.Tensor,
     whole: GDNAttentionMetadata,
+    like: RecurrentMetadata | None = None,
 ) -> RecurrentMetadata:
     """Metadata of the recurrent layers that share ``block_table``.
 
-    A request's state slot follows from its global length, so segments carry that instead of their own end.
+    Args:
+        like: that of another group with equal caches. It lends all but the state slots, because the device has
+            nothing to do until the last group's is built.
     """
+    requests = block_table[: len(batch.plan.query_lens)]
+    slots = mamba_get_block_table_tensor(
+        requests, batch.device_seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
+    )[:, 0]
 
-    def build(queries: list[_Query]) -> GDNAttentionMetadata | None:
+    def build(queries: list[_Query], known: GDNAttentionMetadata | None) -> GDNAttentionMetadata | None:
         if not queries:
             return None
+        if known is not None:
+            own = slots.index_select(0, on_device([query.request for query in queries], batch.device))
+            return replace(known, non_spec_state_indices_tensor=own)
         metadata = builder.build(0, batch.common(queries, block_table, slot_mapping))
         return _apart(metadata) if builder.use_full_cuda_graph else metadata
 
-    requests = len(batch.plan.query_lens)
-    seq_lens = on_device(batch.seq_lens, batch.device)
-    slots = mamba_get_block_table_tensor(
-        block_table[:requests], seq_lens, builder.kv_cache_spec, batch.mamba_cache_mode
-    )[:, 0].long()
-    fresh = [request for request in range(requests) if batch.context_len(request) == 0]
     return RecurrentMetadata(
-        replicated=build(batch.replicated_queries()),
-        pooled=build([_Query(s.request, s.rows, batch.seq_lens[s.request]) for s in batch.segments]),
+        replicated=build(batch.replicated_queries(), like and like.replicated),
+        pooled=build(batch.segment_queries(), like and like.pooled),
         whole=whole,
-        slots=slots,
-        fresh=slots[on_device(fresh, batch.device)],
+        slots=slots.long(),
+        fresh=slots.long()[batch.fresh_requests],
     )
 
 
