@@ -16,11 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +47,44 @@ MODES = [
     *(f"{gdn}:{attention}" for gdn in ("redundant", "relay", "two_pass", "head_all_to_all")
       for attention in ("contiguous", "zigzag")),
 ]  # fmt: skip
+#: Files by which a rank says that it has started, and is told to measure.
+READY, TURN = "ready", "turn"
 ENVIRONMENT = {"pcp2 whole experts": {"ATOM_PCP_MOE": "replicate"}, "pcp2 cut experts": {"ATOM_PCP_MOE": "shard"}}
 
 
 def main() -> None:
     """Run what was asked for."""
     options = _parser().parse_args()
+    if getattr(options, "together", False) and options.device == "cuda" and options.cache_gib is None:
+        raise SystemExit("--together: several engines share each GPU, so say with --cache-gib what one may take")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that ranks are ended on the way out
     if options.command == "report":
         return report([json.loads(path.read_text()) for path in options.results])
     if options.command == "sglang":
         raise SystemExit(0 if two_gpu_sglang.report(two_gpu_sglang.main(options)) else 1)
-    results = []
-    for layout in options.layouts if options.command == "vllm" else ["link"]:
-        started = time.monotonic()
-        results.append({"layout": layout, **_run(options, layout), "seconds": round(time.monotonic() - started, 1)})
+    results: list[dict[str, Any]] = []
+    for result in _results(options):
+        results.append(result)
         options.json.write_text(json.dumps(results, indent=1))
-        print(f"{layout}: {results[-1]['seconds']} s", flush=True)
+        print(f"{result['layout']}: {result['seconds']} s", flush=True)
     report([results])
     if any("failed" in result for result in results):
         raise SystemExit(1)
+
+
+def _results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What each layout's rank 0 found."""
+    layouts = options.layouts if options.command == "vllm" else ["link"]
+    together = options.command == "vllm" and options.together
+    with ExitStack() as stack:
+        started = [stack.enter_context(_started(options, layout)) for layout in layouts if together]
+        for one in started:
+            one.wait(one.is_ready)
+        for one in started:
+            yield one.measured()
+        for layout in [] if together else layouts:
+            with _started(options, layout) as one:
+                yield one.measured()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,51 +103,81 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--chunk", type=int, default=4096, help="rows of a step where chunked prefill is compared")
     command.add_argument("--eager", action="store_true")
     command.add_argument("--modes", nargs="+", default=MODES, help="auto, or GDN:ATTENTION as the settings name them")
+    command.add_argument("--cache-gib", type=int, help="of each GPU; else what it has left, and nobody else may use it")
+    command.add_argument("--together", action="store_true", help="start all layouts at once; needs --cache-gib")
     command.add_argument("--trace", type=Path, help="a folder for each rank's timeline of one prefill of each length")
     commands.add_parser("report").add_argument("results", nargs="+", type=Path)
     return parser
 
 
-def _run(options: argparse.Namespace, layout: str) -> dict[str, Any]:
-    """Start a process a rank and return what rank 0 found, as far as it came; `failed` says why it came no further."""
-    ranks = 1 if layout.startswith("one") else 2
-    with tempfile.TemporaryDirectory() as folder:
-        plan = {**vars(options), "layout": layout, "options": LAYOUTS.get(layout, {}), "folder": folder}
-        (Path(folder) / "plan.json").write_text(json.dumps(plan, default=str))
-        port = _free_port()
-        logs = [Path(folder) / f"log{rank}.txt" for rank in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, HERE / "two_gpu_rank.py", f"{folder}/plan.json"],
-                env={**os.environ, **ENVIRONMENT.get(layout, {}), "RANK": str(rank), "LOCAL_RANK": str(rank),
-                     "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "atom"},
-                stdout=log.open("w"), stderr=subprocess.STDOUT,
-            )
-            for rank, log in enumerate(logs)
-        ]  # fmt: skip
-        failed = _wait(processes, options.limit)
-        result = Path(folder) / "result.json"
-        found = json.loads(result.read_text()) if result.exists() else {}
+@dataclass
+class Running:
+    """A layout's ranks. They start, say that they are ready, and measure when it is their turn."""
+
+    layout: str
+    folder: Path
+    processes: list[subprocess.Popen[bytes]]
+    deadline: float
+    since: float = field(default_factory=time.monotonic)
+
+    def measured(self) -> dict[str, Any]:
+        """What rank 0 found, as far as it came; `failed` says why it came no further."""
+        (self.folder / TURN).touch()
+        failed = self.wait(lambda: False)
+        result = self.folder / "result.json"
+        found = {"layout": self.layout, **(json.loads(result.read_text()) if result.exists() else {})}
+        found["seconds"] = round(time.monotonic() - self.since, 1)
         if failed:
-            found["failed"] = f"ranks {failed} failed, or did not end in {options.limit:.0f} s"
-            shown = "\n".join(f"--- rank {rank}\n{logs[rank].read_text()[-5000:]}" for rank in failed)
-            print(f"{layout}: {found['failed']}\n{shown}", flush=True)
+            found["failed"] = f"ranks {failed} failed, or did not end in time"
+            shown = "\n".join(f"--- rank {rank}\n{self.log(rank).read_text()[-5000:]}" for rank in failed)
+            print(f"{self.layout}: {found['failed']}\n{shown}", flush=True)
         return found
 
+    def is_ready(self) -> bool:
+        return all((self.folder / f"{READY}{rank}").exists() for rank in range(len(self.processes)))
 
-def _wait(processes: list[subprocess.Popen[bytes]], limit: float) -> list[int]:
-    """The ranks that failed first; all have ended."""
-    deadline = time.monotonic() + limit
-    while any(process.poll() is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.poll()]
-        if failed or time.monotonic() > deadline:
-            for process in processes:
-                process.kill()
-                process.wait()
-            return failed or list(range(len(processes)))
-        time.sleep(0.1)
-    return [rank for rank, process in enumerate(processes) if process.returncode]
+    def wait(self, enough: Callable[[], bool]) -> list[int]:
+        """Wait for that, or for the end; the ranks that failed first, of which then none is left."""
+        while not enough() and any(process.poll() is None for process in self.processes):
+            failed = [rank for rank, process in enumerate(self.processes) if process.poll()]
+            if failed or time.monotonic() > self.deadline:
+                self.end()
+                return failed or list(range(len(self.processes)))
+            time.sleep(0.1)
+        return [rank for rank, process in enumerate(self.processes) if process.poll()]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def log(self, rank: int) -> Path:
+        return self.folder / f"log{rank}.txt"
+
+
+@contextmanager
+def _started(options: argparse.Namespace, layout: str) -> Iterator[Running]:
+    """Start a process a rank; they are ended with the block."""
+    ranks = 1 if layout.startswith("one") else 2
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan = {**vars(options), "layout": layout, "options": LAYOUTS.get(layout, {}), "folder": name,
+                "ready": READY, "turn": TURN}  # fmt: skip
+        (folder / "plan.json").write_text(json.dumps(plan, default=str))
+        running = Running(layout, folder, [], time.monotonic() + options.limit)
+        shared = {
+            **os.environ, **ENVIRONMENT.get(layout, {}), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "atom",
+        }  # fmt: skip
+        try:
+            for rank in range(ranks):
+                with running.log(rank).open("w") as log:
+                    command = [sys.executable, HERE / "two_gpu_rank.py", folder / "plan.json"]
+                    own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    running.processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
+            yield running
+        finally:
+            running.end()
 
 
 def _free_port() -> int:

@@ -15,6 +15,7 @@ import torch
 
 Part = tuple[str, Any]
 REPEATS = 3
+DECODES = 7
 NEW = 64
 UNEQUAL = (1, 5, 37, 150, 700, 1500, 2900, 6000)
 BEGINNINGS, TAILS = (2900, 6000), (1, 300, 2000)
@@ -109,6 +110,7 @@ def engine(plan: dict[str, Any]) -> Iterator[Part]:
         **{"enable_prefix_caching": False, **plan["options"]},
     )  # fmt: skip
     yield "start", time.monotonic() - started
+    _wait_for_turn(plan)
     split = "prefill_context_parallel_size" in plan["options"]
     modes = [_mode(name) for name in plan["modes"]] if split else [{}]
     if plan["options"].get("enable_prefix_caching"):
@@ -130,6 +132,13 @@ def engine(plan: dict[str, Any]) -> Iterator[Part]:
         yield "answers", answers
 
 
+def _wait_for_turn(plan: dict[str, Any]) -> None:
+    """Engines that were started side by side are measured one after the other."""
+    Path(plan["folder"], f"{plan['ready']}{os.environ['RANK']}").touch()
+    while not Path(plan["folder"], plan["turn"]).exists():
+        time.sleep(0.02)
+
+
 def _mode(name: str) -> dict[str, str]:
     """The settings of a mode as the command line names it."""
     return {} if name == "auto" else dict(zip(("ATOM_PCP_GDN", "ATOM_PCP_ATTENTION"), name.split(":"), strict=True))
@@ -139,9 +148,11 @@ def _platform(plan: dict[str, Any]) -> dict[str, Any]:
     if plan["device"] == "cpu":
         return {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
     # FlashInfer's kernels would be compiled first, for minutes.
+    memory: dict[str, Any] = {"gpu_memory_utilization": 0.85}
+    if plan["cache_gib"] is not None:
+        memory = {"kv_cache_memory_bytes": plan["cache_gib"] << 30, "gpu_memory_utilization": 0.05}
     return {
-        "gdn_prefill_backend": "triton", "moe_backend": "triton", "enable_flashinfer_autotune": False,
-        "gpu_memory_utilization": 0.85,
+        "gdn_prefill_backend": "triton", "moe_backend": "triton", "enable_flashinfer_autotune": False, **memory,
     }  # fmt: skip
 
 
@@ -180,7 +191,7 @@ def _decode_step(llm: Any, batch: int, vocabulary: int) -> float:
     """Seconds of a decode step."""
     prompts = [_prompt(1024, seed, vocabulary) for seed in range(batch)]
     spans = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + DECODES):
         first = _timed(llm, prompts, new=1)
         spans.append((_timed(llm, prompts, new=1 + NEW) - first) / NEW)
     return statistics.median(spans[1:])
