@@ -120,4 +120,22 @@ FAULTS = (
         "            found.add(cell, spans)\n",
         "            found.add(cell, spans) if number else None\n",
     ),
+    Fault(
+        f"{BENCH}/engine_cells.py",
+        f"{ENGINES}::test_what_a_fusion_brings_is_the_ratio_of_each_round",
+        "self.ratio(cell, side)._asdict()",
+        "self.ratio(cell)._asdict()",
+    ),
+    Fault(
+        f"{BENCH}/engine_pair.py",
+        f"{ENGINES}::test_a_run_with_fusions",
+        "if one not in switched_off(fusion)]",
+        "if one != fusion]",
+    ),
+    Fault(
+        f"{BENCH}/engine_pair.py",
+        f"{ENGINES}::test_a_side_lacks_one_fusion_and_what_needs_it",
+        '{**OVERLAY, "ATOM_FUSIONS": ",".join(left) or "0"}',
+        "OVERLAY",
+    ),
 )

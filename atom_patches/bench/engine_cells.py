@@ -10,12 +10,24 @@ from typing import Any, NamedTuple
 from atom_patches.bench.answers import Answer, Comparison, compared
 from atom_patches.bench.interval import Interval, interval
 
-SIDES = ("stock", "overlay")
 LEAST = 0.99
 """No cell may be slower than this times stock."""
 
 CLOSE = {"cuda": 0.15, "cpu": 1e-3}
 """How far log-probabilities may be apart: in bfloat16 on a GPU, in float32 on a CPU."""
+
+NEEDS = {"kv_cache": "qk_rope"}
+"""Fusions that are part of another one."""
+
+
+def switched_off(fusion: str) -> frozenset[str]:
+    """What a side without `fusion` lacks."""
+    return frozenset({fusion, *(part for part, whole in NEEDS.items() if whole == fusion)})
+
+
+def side_without(fusion: str) -> str:
+    """The side's name."""
+    return f"without {fusion}"
 
 
 class Cell(NamedTuple):
@@ -69,12 +81,55 @@ TARGETS = {
 
 
 @dataclass
+class Fusions:
+    """What is known of the sides that lack a fusion.
+
+    Attributes:
+        built: the fusions that each side's decoder was built with, by side.
+        measured: those that a side was started without.
+        unused: those that the overlay's decoder was not built with, so that no side needs to lack them.
+        lost: why a side that lacks one did not start.
+    """
+
+    built: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    measured: list[str] = field(default_factory=list[str])
+    unused: list[str] = field(default_factory=list[str])
+    lost: list[str] = field(default_factory=list[str])
+
+    def lacking(self, fusion: str) -> list[str]:
+        """What the overlay's decoder has, and that of the side without `fusion` should not have."""
+        return [one for one in self.built["overlay"] if one in switched_off(fusion)]
+
+    def label(self, fusion: str) -> str:
+        """All that the side lacks, for people."""
+        return " and ".join(self.lacking(fusion))
+
+    def wrong(self) -> Iterator[str]:
+        """Sides that were not built as they should."""
+        for fusion in self.measured:
+            side, lacking = side_without(fusion), self.lacking(fusion)
+            wanted = [one for one in self.built["overlay"] if one not in lacking]
+            if self.built[side] != wanted:
+                yield f"the side {side} has {_listed(self.built[side])}, and should have {_listed(wanted)}"
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        measured = {fusion: {"side": side_without(fusion), "label": self.label(fusion)} for fusion in self.measured}
+        return {"built": self.built, "measured": measured, "unused": self.unused, "lost": self.lost}
+
+
+def _listed(fusions: Sequence[str]) -> str:
+    return ", ".join(fusions) or "none"
+
+
+@dataclass
 class Found:
     """What was measured of one model so far.
 
     Attributes:
         sides: what each side says about itself.
-        answers: of each side, with which both are compared.
+        fusions: of the sides that lack one, if there are any.
+        answers: of each side, which are compared with stock's.
         rounds: seconds of a cell in each round, by side: the median of what the round timed.
         raw: every time of each round, by side.
         kernels: GPU time of a step by kernel, where it was asked for, by side.
@@ -84,6 +139,7 @@ class Found:
     model: Model
     device: str
     sides: dict[str, Any] = field(default_factory=dict[str, Any])
+    fusions: Fusions = field(default_factory=Fusions)
     answers: dict[str, list[Answer]] = field(default_factory=dict[str, list[Answer]])
     rounds: dict[Cell, dict[str, list[float]]] = field(default_factory=dict[Cell, dict[str, list[float]]])
     raw: dict[Cell, dict[str, list[list[float]]]] = field(default_factory=dict[Cell, dict[str, list[list[float]]]])
@@ -91,34 +147,38 @@ class Found:
     broken: str = ""
 
     def add(self, cell: Cell, spans: Mapping[str, Sequence[float]]) -> None:
-        """One round of a cell, of both sides."""
-        for side in SIDES:
-            self.rounds.setdefault(cell, {}).setdefault(side, []).append(statistics.median(spans[side]))
-            self.raw.setdefault(cell, {}).setdefault(side, []).append(list(spans[side]))
+        """One round of a cell, of all sides."""
+        for side, times in spans.items():
+            self.rounds.setdefault(cell, {}).setdefault(side, []).append(statistics.median(times))
+            self.raw.setdefault(cell, {}).setdefault(side, []).append(list(times))
 
     def seconds(self, cell: Cell, side: str) -> Interval:
         return interval(self.rounds[cell][side])
 
-    def ratio(self, cell: Cell) -> Interval:
-        """How many times as fast as stock, round by round: both sides of a round were measured one after the other."""
-        pairs = zip(self.rounds[cell]["stock"], self.rounds[cell]["overlay"], strict=True)
-        return interval([stock / overlay for stock, overlay in pairs])
+    def ratio(self, cell: Cell, before: str = "stock") -> Interval:
+        """How many times as fast as another side the overlay is, round by round: a round's sides follow each other."""
+        pairs = zip(self.rounds[cell][before], self.rounds[cell]["overlay"], strict=True)
+        return interval([other / overlay for other, overlay in pairs])
 
-    @property
-    def comparison(self) -> Comparison:
-        """How far the answers are apart; of none, while the sides have not given theirs."""
-        stock, overlay = (self.answers.get(side, []) for side in SIDES)
-        return compared(stock, overlay, CLOSE[self.device])
+    def comparison(self, side: str = "overlay") -> Comparison:
+        """How far its answers are from stock's; of none, while the sides have not given theirs."""
+        return compared(self.answers.get("stock", []), self.answers.get(side, []), CLOSE[self.device])
+
+    def different(self) -> Iterator[str]:
+        """Answers that differ from stock's by more than rounding explains."""
+        yield from self.comparison().wrong
+        for side in (side_without(fusion) for fusion in self.fusions.measured):
+            yield from (f"{side}, {one}" for one in self.comparison(side).wrong)
 
     def findings(self) -> Iterator[str]:
         """What makes the run a failed one."""
         name = self.model.size
-        if self.broken:
-            yield f"INCOMPLETE  {name}: {self.broken}"
-        yield from (f"DIFFERENT  {name}: {one}" for one in self.comparison.wrong)
+        yield from (f"INCOMPLETE  {name}: {why}" for why in [*self.fusions.lost, self.broken] if why)
+        yield from (f"DIFFERENT  {name}: {one}" for one in self.different())
         theirs = str(self.sides.get("overlay", {}).get("model", ""))
         if theirs and not theirs.startswith("atom_patches."):
             yield f"NOT APPLIED  {name}: the overlay's side ran {theirs}"
+        yield from (f"NOT AS ASKED  {name}: {one}" for one in self.fusions.wrong())
         for cell in self.rounds:
             ratio = self.ratio(cell)
             if self.device == "cuda" and ratio.median < LEAST:
@@ -126,10 +186,14 @@ class Found:
 
     def notes(self) -> Iterator[str]:
         """What a reader should know, and is no failure."""
-        for cell in self.rounds:
-            ratio = self.ratio(cell)
-            if self.device == "cuda" and ratio.low < LEAST <= ratio.median:
-                yield f"note: {self.model.size}, {cell.label}: the interval reaches down to {ratio.low:.3f}"
+        for cell in self.rounds if self.device == "cuda" else []:
+            ratio, where = self.ratio(cell), f"note: {self.model.size}, {cell.label}:"
+            if ratio.low < LEAST <= ratio.median:
+                yield f"{where} the interval reaches down to {ratio.low:.3f}"
+            for fusion in self.fusions.measured:
+                gain = self.ratio(cell, side_without(fusion)).median
+                if gain < LEAST:
+                    yield f"{where} {gain:.3f} times as fast with {self.fusions.label(fusion)} as without"
 
     def document(self) -> dict[str, Any]:
         """As plain data."""
@@ -138,20 +202,27 @@ class Found:
             "label": self.model.label,
             "device": self.device,
             "sides": self.sides,
-            "answers": self.comparison.document() if self.answers else None,
+            "answers": self.comparison().document() if self.answers else None,
+            **({"fusions": self.fusions.document()} if self.fusions.built else {}),
             "cells": [self._cell(cell) for cell in self.rounds],
             "broken": self.broken,
         }
 
     def _cell(self, cell: Cell) -> dict[str, Any]:
         target = TARGETS.get((self.model.size, cell))
+        fusions = {fusion: self._with_and_without(cell, fusion) for fusion in self.fusions.measured}
         return {
             **cell._asdict(),
             "label": cell.label,
-            **{side: self.seconds(cell, side)._asdict() for side in SIDES},
+            **{side: self.seconds(cell, side)._asdict() for side in ("stock", "overlay")},
             "ratio": self.ratio(cell)._asdict(),
+            **({"fusions": fusions} if fusions else {}),
             "target": target and {"least": target[0], "stretch": target[1]},
             "rounds": self.rounds[cell],
             "raw": self.raw[cell],
             "gpu": self.kernels.get(cell),
         }
+
+    def _with_and_without(self, cell: Cell, fusion: str) -> dict[str, Any]:
+        side = side_without(fusion)
+        return {"without": self.seconds(cell, side)._asdict(), "ratio": self.ratio(cell, side)._asdict()}

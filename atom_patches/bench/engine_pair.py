@@ -1,4 +1,4 @@
-"""Both sides of `bench engine`: two engines on one device, started at the same time and measured in turn."""
+"""The sides of `bench engine`: engines on one device, stock, overlay and others, measured in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atom_patches.bench.answers import Answer
-from atom_patches.bench.engine_cells import SIDES, Cell, Found, Model
+from atom_patches.bench.engine_cells import Cell, Found, Model, side_without, switched_off
+from atom_patches.core import settings
 
 OVERLAY = {"ATOM_PATCHES": "1", "ATOM_MODELS": "1", "ATOM_PATCH_VLLM_MODELS": "1"}
 STOCK = {"cuda": {"ATOM_PATCHES": "0"}, "cpu": {"ATOM_PATCHES": "1", "ATOM_MODELS": "0"}}
@@ -37,6 +38,7 @@ class Asked:
     """How a model is measured.
 
     Attributes:
+        fusions: for each, one more side lacks it, if the overlay's decoder has it.
         layers: so many of the model's; 0: all of them.
         profile: also the GPU time of each kernel.
         limit: seconds for a start, and for a cell.
@@ -50,16 +52,38 @@ class Asked:
     profile: bool
     limit: float
     folder: Path
+    fusions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A side's name, and the variables that make it what it is."""
+
+    side: str
+    variables: Mapping[str, str]
+
+
+def pair(device: str) -> tuple[Setup, Setup]:
+    """The sides of every run."""
+    return Setup("stock", STOCK[device]), Setup("overlay", OVERLAY)
+
+
+def without(fusion: str) -> Setup:
+    """The overlay, but for one fusion and what is nothing without it."""
+    left = [one for one in settings.FUSIONS if one not in switched_off(fusion)]
+    return Setup(side_without(fusion), {**OVERLAY, "ATOM_FUSIONS": ",".join(left) or "0"})
 
 
 def measure(asked: Asked, tell: Tell, save: Callable[[], None], found: Found) -> None:
     """Fill `found` cell by cell, and have it saved after each; what goes wrong is in `found.broken`."""
     try:
         with ExitStack() as engines:
-            sides = {side: engines.enter_context(_side(side, asked)) for side in SIDES}
-            for side, one in sides.items():
-                found.sides[side] = one.receive()
-                tell(f"{side}: {found.sides[side]['model']}, started in {found.sides[side]['seconds']} s")
+            sides = {one.side: engines.enter_context(_side(one, asked)) for one in pair(asked.device)}
+            if asked.fusions:
+                sides |= _lacking(asked, sides["overlay"], engines, tell, found)
+            for name, side in sides.items():
+                if name not in found.sides:
+                    _hear(name, side, tell, found)
             _measure(asked, sides, tell, save, found)
     except SideEnded as error:
         found.broken = str(error)
@@ -68,18 +92,49 @@ def measure(asked: Asked, tell: Tell, save: Callable[[], None], found: Found) ->
     save()
 
 
+def _lacking(asked: Asked, overlay: Side, engines: ExitStack, tell: Tell, found: Found) -> dict[str, Side]:
+    """A side without each fusion that the overlay's decoder has; one that does not start is named, and left out.
+
+    One starts after the other: what an engine needs while it starts is more than it keeps.
+    """
+    sides: dict[str, Side] = {}
+    _hear("overlay", overlay, tell, found)
+    built = found.fusions.built["overlay"] = overlay.ask(what="fusions", size=0, steps=0)
+    found.fusions.unused = [one for one in asked.fusions if one not in built]
+    tell(f"the overlay's decoder has the fusions {', '.join(built) or 'none'}")
+    for fusion in (one for one in asked.fusions if one in built):
+        name = side_without(fusion)
+        side = engines.enter_context(_side(without(fusion), asked))
+        try:
+            _hear(name, side, tell, found)
+            found.fusions.built[name] = side.ask(what="fusions", size=0, steps=0)
+        except SideEnded as error:
+            found.fusions.lost.append(str(error))
+            tell(f"{name}: did not start")
+            side.process.kill()  # its memory is the others'
+            continue
+        found.fusions.measured.append(fusion)
+        sides[name] = side
+    return sides
+
+
+def _hear(name: str, side: Side, tell: Tell, found: Found) -> None:
+    about = found.sides[name] = side.receive()
+    tell(f"{name}: {about['model']}, started in {about['seconds']} s")
+
+
 def _measure(asked: Asked, sides: Mapping[str, Side], tell: Tell, save: Callable[[], None], found: Found) -> None:
     model = asked.model
     said = {side: one.ask(what="answers", size=min(model.lengths), steps=0) for side, one in sides.items()}
     found.answers = {side: [Answer(**one) for one in answers] for side, answers in said.items()}
-    tell("; ".join(found.comparison.wrong) or "the answers are equal, but for rounding")
+    tell("; ".join(found.different()) or "the answers are equal, but for rounding")
     for number in range(asked.rounds):
         for cell in model.cells:
-            # Who comes first changes, so that neither always finds the device as the other one left it.
-            order = SIDES if number % 2 == 0 else SIDES[::-1]
+            # Who comes first changes, so that none always finds the device as the same other one left it.
+            order = list(sides) if number % 2 == 0 else list(sides)[::-1]
             spans = {side: sides[side].ask(what=cell.what, size=cell.size, steps=model.steps) for side in order}
             found.add(cell, spans)
-            times = ", ".join(f"{side} {1000 * found.rounds[cell][side][-1]:.3f} ms" for side in SIDES)
+            times = ", ".join(f"{side} {1000 * found.rounds[cell][side][-1]:.3f} ms" for side in sides)
             tell(f"round {number + 1} of {asked.rounds}, {cell.label}: {times}, ratio {found.ratio(cell).median:.3f}")
             save()
     for cell in model.cells if asked.profile else []:
@@ -135,18 +190,19 @@ class Side:
 
 
 @contextmanager
-def _side(side: str, asked: Asked) -> Iterator[Side]:
+def _side(setup: Setup, asked: Asked) -> Iterator[Side]:
     """Start an engine; it is ended with the block."""
     ours, theirs = multiprocessing.Pipe()
-    log = asked.folder / f"{asked.model.size}.{side}.log"
+    name = f"{asked.model.size}.{setup.side.replace(' ', '-')}"
+    log = asked.folder / f"{name}.log"
     plan = {
         "size": asked.model.size, "device": asked.device, "layers": asked.layers, "batches": asked.model.batches,
-        "lengths": asked.model.lengths, "folder": str(asked.folder / f"{asked.model.size}.{side}"),
+        "lengths": asked.model.lengths, "folder": str(asked.folder / name), "sides": 2 + len(asked.fusions),
     }  # fmt: skip
     command = [sys.executable, *PROGRAM, str(theirs.fileno()), json.dumps(plan)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env=_environment(side, asked.device), stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            command, env=_environment(setup, asked.device), stdout=out, stderr=out, stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )  # fmt: skip
     theirs.close()
@@ -158,13 +214,13 @@ def _side(side: str, asked: Asked) -> Iterator[Side]:
         ours.close()
 
 
-def _environment(side: str, device: str) -> dict[str, str]:
-    """This process's, without what would steer either side."""
+def _environment(setup: Setup, device: str) -> dict[str, str]:
+    """This process's, without what would steer any side."""
     kept = {name: one for name, one in os.environ.items() if not name.startswith("ATOM_")}
     kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""}
     if device == "cpu":
         kept |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return kept | (OVERLAY if side == "overlay" else STOCK[device])
+    return kept | dict(setup.variables)
 
 
 def clock() -> Tell:

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from atom_patches.bench import seeded_model
+from atom_patches.core import settings
 
 CONTEXT = {"cuda": 1024, "cpu": 32}
 """Tokens that each request has when its decode steps begin to be timed."""
@@ -35,6 +37,12 @@ PREFILLS = 3
 
 NEW = 12
 """Tokens of each answer that is compared."""
+
+SHARE = 0.6
+"""Of the GPU's memory, what must be free for all sides together when they start."""
+
+CACHES, CACHE = 16 << 30, 6 << 30
+"""Bytes of all sides' caches together at most, and of one: five sides of the largest model are to fit 139 GiB."""
 
 
 def main() -> None:
@@ -74,7 +82,7 @@ class Side:
             max_num_batched_tokens=longest, max_num_seqs=max([1, *plan["batches"]]), enable_prefix_caching=False,
             distributed_executor_backend=UniProcExecutor, max_logprobs=2, disable_log_stats=True,
             # One step at a time, so that what a step takes is its own.
-            async_scheduling=False, **(_on_gpu(plan["batches"]) if self.cuda else _on_cpu()),
+            async_scheduling=False, **(on_gpu(plan["batches"], plan["sides"]) if self.cuda else _on_cpu()),
         )  # fmt: skip
         self.engine = self.llm.llm_engine
         self.requests = 0
@@ -83,13 +91,23 @@ class Side:
         """Which class runs, where, and on what."""
         import vllm
 
-        model = self.engine.model_executor.driver_worker.worker.model_runner.get_model()
+        model = self._model()
         device = torch.cuda.get_device_name() if self.cuda else "cpu"
         versions = {"vllm": vllm.__version__, "torch": torch.__version__}
         return {"model": f"{type(model).__module__}.{type(model).__name__}", "device": device, "versions": versions}
 
     def measure(self, what: str, size: int, steps: int) -> Any:
-        """Answers, the seconds of decode steps or prefills, or the GPU time of one of them by kernel."""
+        """What was asked; what it took of the device meanwhile is the other sides' again."""
+        try:
+            return self._measure(what, size, steps)
+        finally:
+            if self.cuda:
+                torch.cuda.empty_cache()
+
+    def _measure(self, what: str, size: int, steps: int) -> Any:
+        """Fusions, answers, the seconds of decode steps or prefills, or the GPU time of one of them by kernel."""
+        if what == "fusions":
+            return _fusions(self._model())
         if what == "answers":
             return [self._answer(length) for length in (5, self.context // 2, size)]
         if what == "decode":
@@ -99,6 +117,9 @@ class Side:
         if what == "profile decode":
             return _profiled(lambda profile: self._decode(size, steps, profile), steps)
         return _profiled(lambda profile: self._prefill(size, profile), 1)
+
+    def _model(self) -> Any:
+        return self.engine.model_executor.driver_worker.worker.model_runner.get_model()
 
     def _add(self, length: int, new: int, logprobs: int | None = None) -> None:
         from vllm import SamplingParams
@@ -139,8 +160,12 @@ class Side:
             profile.start()
         for _ in range(steps):
             began = time.perf_counter()
-            self.engine.step()
+            outputs = self.engine.step()
             spans.append(time.perf_counter() - began)
+            if len(outputs) != batch:
+                raise RuntimeError(
+                    f"{len(outputs)} of {batch} requests decoded: the cache is too small for all at once"
+                )
         if profile is not None:
             torch.cuda.synchronize()
             profile.stop()
@@ -168,14 +193,32 @@ def _on_cpu() -> dict[str, Any]:
     return {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.1}
 
 
-def _on_gpu(batches: list[int]) -> dict[str, Any]:
-    """Both engines are on the GPU at the same time, each with a cache of its own size."""
+def on_gpu(batches: list[int], sides: int) -> dict[str, Any]:
+    """All engines are on the GPU at the same time, each with a cache of its own size."""
     return {
-        "dtype": "bfloat16", "kv_cache_memory_bytes": 6 << 30, "gpu_memory_utilization": 0.3,
+        "dtype": "bfloat16", "kv_cache_memory_bytes": min(CACHE, CACHES // sides),
+        "gpu_memory_utilization": SHARE / sides,
         # FlashInfer's kernels would be compiled first, for minutes.
         "gdn_prefill_backend": "triton", "moe_backend": "triton", "enable_flashinfer_autotune": False,
         "compilation_config": {"cudagraph_capture_sizes": sorted({1, *batches})},
     }  # fmt: skip
+
+
+def _fusions(model: nn.Module) -> list[str]:
+    """What the decoder's layers were built to run as one kernel; nothing in vLLM's own model."""
+    if not type(model).__module__.startswith("atom_patches."):
+        return []
+    from atom_patches.models.attention import Attention
+    from atom_patches.vllm.adapters.models.experts import RoutedExperts
+
+    layers = list(model.modules())
+    attention = [layer for layer in layers if isinstance(layer, Attention)]
+    built = {
+        "experts": any(layer.own for layer in layers if isinstance(layer, RoutedExperts)),
+        "qk_rope": any(layer.prepares for layer in attention),
+        "kv_cache": any(layer.attends for layer in attention),
+    }
+    return [fusion for fusion in settings.FUSIONS if built[fusion]]
 
 
 def _profiled(run: Callable[[Any], Any], steps: int) -> dict[str, Any]:

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atom_patches.cli import CommandError, bench_report
+from atom_patches.core import settings
 
 if TYPE_CHECKING:
     from atom_patches.bench.engine_cells import Found, Model
     from atom_patches.cli.parsing import Commands
 
 NAMES = ("qwen35b", "qwen8b", "tiny", "tiny-dense")
-SIDES = ("stock", "overlay")
+LINE = "  {:<32}{:>28}{:>28}{:>28}"
+UNUSED = "the overlay's decoder has no such kernel here, so it was not measured"
+
+Row = tuple[str, str, str, str]
+"""A cell, a side's time, the overlay's, and how many times as fast it is."""
 
 
 def add_to(commands: Commands) -> None:
@@ -32,12 +37,17 @@ def add_to(commands: Commands) -> None:
         [
             ("bench engine --raw found", "the shapes of Qwen3.6-35B-A3B, 12 layers, and of Qwen3-8B"),
             ("bench engine --models qwen35b --batches 16 --lengths 4096", "one model, two cells"),
+            ("bench engine --models qwen35b --fusions", "what each fusion brings"),
             ("bench engine --device cpu --rounds 2", "try the command without a GPU"),
         ],
     )
     parser.add_argument("--models", type=_models, help=f"some of {','.join(NAMES)}")
     parser.add_argument("--batches", type=_numbers, help="decode steps of so many requests, separated by commas")
     parser.add_argument("--lengths", type=_numbers, help="prefills of so many tokens, separated by commas")
+    parser.add_argument(
+        "--fusions", type=_fusions, nargs="?", const=settings.FUSIONS, default=(),
+        help=f"one more engine without each of {','.join(settings.FUSIONS)}, or of those named",
+    )  # fmt: skip
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the model has; a hybrid's in fours")
     parser.add_argument("--rounds", type=int, default=6, help="medians of so many; an interval takes 6 (6)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cuda, or cpu: tiny models")
@@ -76,10 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     tell, profile = engine_pair.clock(), arguments.device == "cuda" and not arguments.no_profile
     for one in found:
-        tell(f"{one.model.label}: starting both engines")
+        tell(f"{one.model.label}: starting {'the' if arguments.fusions else 'both'} engines")
         how = engine_pair.Asked(
-            one.model, arguments.device, arguments.layers, arguments.rounds, profile, arguments.limit, folder
-        )
+            one.model, arguments.device, arguments.layers, arguments.rounds, profile, arguments.limit, folder,
+            arguments.fusions,
+        )  # fmt: skip
         engine_pair.measure(how, tell, save, one)
         if one.broken == "interrupted":
             break
@@ -123,6 +134,14 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {_spread(model):<32}{'stock':>24}{'overlay':>24}{'times as fast':>24}{'target':>8}"
     for row in _rows(model):
         yield "  {:<32}{:>24}{:>24}{:>24}{:>8}".format(*row)
+    yield from (f"  {fusion}: {UNUSED}" for fusion in _of_fusions(model, "unused"))
+    for fusion, about in _of_fusions(model, "measured").items():
+        yield LINE.format(f"{about['label']}:", "without", "with (overlay)", "times as fast")
+        yield from (LINE.format(*row) for row in _fusion_rows(model, fusion, about["side"]))
+
+
+def _of_fusions(model: Mapping[str, Any], what: str) -> Any:
+    return model.get("fusions", {}).get(what, {})
 
 
 def _spread(model: Mapping[str, Any]) -> str:
@@ -134,12 +153,25 @@ def _spread(model: Mapping[str, Any]) -> str:
 
 def _rows(model: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
     for cell in model["cells"]:
-        times = [_said(cell[side], 1000) for side in SIDES]
         target = f"{cell['target']['least']:.2f}" if cell["target"] else ""
-        yield cell["label"], times[0], times[1], _said(cell["ratio"], 1), target
-        if cell["gpu"]:
-            gpu = [cell["gpu"][side]["gpu_us"] / 1000 for side in SIDES]
-            yield "  on the GPU", f"{gpu[0]:.3f}", f"{gpu[1]:.3f}", f"{gpu[0] / gpu[1]:.3f}", ""
+        for row, last in zip(_beside(cell, "stock", cell["stock"], cell["ratio"]), (target, ""), strict=False):
+            yield *row, last
+
+
+def _fusion_rows(model: Mapping[str, Any], fusion: str, side: str) -> Iterator[Row]:
+    for cell in model["cells"]:
+        found = cell["fusions"][fusion]
+        yield from _beside(cell, side, found["without"], found["ratio"])
+
+
+def _beside(
+    cell: Mapping[str, Any], side: str, seconds: Mapping[str, float], ratio: Mapping[str, float]
+) -> Iterator[Row]:
+    """A side and the overlay: their times and, where it is known, the GPU's."""
+    yield cell["label"], _said(seconds, 1000), _said(cell["overlay"], 1000), _said(ratio, 1)
+    if cell["gpu"]:
+        before, after = (cell["gpu"][one]["gpu_us"] / 1000 for one in (side, "overlay"))
+        yield "  on the GPU", f"{before:.3f}", f"{after:.3f}", f"{before / after:.3f}"
 
 
 def _said(found: Mapping[str, float], times: float) -> str:
@@ -156,7 +188,14 @@ def page(found: Mapping[str, Any]) -> str:
             '<p class="bad">Tiny models on a CPU: nothing about a GPU.</p>' if model["device"] == "cpu" else "",
             bench_report.bars(groups),
             bench_report.table((_spread(model), "stock", "overlay", "times as fast", "target"), _rows(model)),
+            *(f"<p>{fusion}: {UNUSED}.</p>" for fusion in _of_fusions(model, "unused")),
         ]
+        for fusion, about in _of_fusions(model, "measured").items():
+            rows = _fusion_rows(model, fusion, about["side"])
+            parts += [
+                f"<h3>{about['label']}: times as fast with as without</h3>",
+                bench_report.table((_spread(model), "without", "with (overlay)", "times as fast"), rows),
+            ]
     return bench_report.html("vLLM's own models and ATOM decoders", parts)
 
 
@@ -187,6 +226,13 @@ def _models(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no model; they are {', '.join(NAMES)}")
     return names
+
+
+def _fusions(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in settings.FUSIONS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no fusion; they are {', '.join(settings.FUSIONS)}")
+    return tuple(dict.fromkeys(names))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -12,19 +12,26 @@ from typing import Any
 import pytest
 import torch
 
-from atom_patches.bench import engine_pair, seeded_model
-from atom_patches.bench.engine_cells import DEFAULT, MODELS, SIDES, TARGETS, Cell, Found
+from atom_patches.bench import engine_pair, engine_side, seeded_model
+from atom_patches.bench.answers import Answer
+from atom_patches.bench.engine_cells import DEFAULT, MODELS, TARGETS, Cell, Found
 from atom_patches.cli import bench_engine, main
+from atom_patches.core import settings
 
 STAND_IN = (str(Path(__file__).parent / "stand_in_side.py"),)
 DECODE = Cell("decode", 16)
 
 
-def found(stock: list[float], overlay: list[float], device: str = "cuda") -> Found:
-    """One cell, measured in these rounds."""
+def found(stock: list[float], overlay: list[float], device: str = "cuda", **others: list[float]) -> Found:
+    """One cell, measured in these rounds; `others` are without the fusion of that name."""
     one = Found(MODELS["qwen8b"], device)
-    for pair in zip(stock, overlay, strict=True):
-        one.add(DECODE, {side: [seconds] for side, seconds in zip(SIDES, pair, strict=True)})
+    rounds = {"stock": stock, "overlay": overlay, **{f"without {name}": times for name, times in others.items()}}
+    for number in range(len(stock)):
+        one.add(DECODE, {side: [times[number]] for side, times in rounds.items()})
+    if others:
+        one.fusions.built["overlay"] = ["qk_rope", "kv_cache"]
+        one.fusions.built |= {f"without {name}": ["qk_rope"] if name == "kv_cache" else [] for name in others}
+        one.fusions.measured = list(others)
     return one
 
 
@@ -41,6 +48,84 @@ def test_a_cell_that_is_slower_fails_and_an_interval_that_reaches_below_is_told(
     assert list(unclear.findings()) == []
     assert list(unclear.notes()) == ["note: qwen8b, decode step, batch 16: the interval reaches down to 0.909"]
     assert not [*found([0.5], [1.0], device="cpu").findings()], "times on a CPU say nothing"
+
+
+# Fusions
+
+
+def test_what_a_fusion_brings_is_the_ratio_of_each_round() -> None:
+    without = [0.6, 0.6, 5.4, 0.6, 0.6, 0.9]
+    one = found([1.0] * 6, [0.5, 0.5, 4.5, 0.5, 0.5, 0.5], qk_rope=without, kv_cache=[0.5] * 6)
+    ratio = one.ratio(DECODE, "without qk_rope")
+    assert tuple(ratio) == pytest.approx((1.2, 1.2, 1.8)), "with it, the overlay is faster: above 1"
+    [cell] = one.document()["cells"]
+    assert cell["fusions"]["qk_rope"] == {
+        "without": {"median": 0.6, "low": 0.6, "high": 5.4}, "ratio": {"median": ratio[0], "low": 1.2, "high": 1.8}
+    }  # fmt: skip
+    assert cell["fusions"]["kv_cache"]["ratio"]["median"] == 1.0
+    assert cell["ratio"]["median"] == 2.0, "of stock and overlay, as ever"
+
+
+def test_the_report_has_a_part_for_each_fusion() -> None:
+    one = found([1.0] * 6, [0.5] * 6, qk_rope=[0.6] * 6, kv_cache=[0.55] * 6)
+    one.fusions.unused = ["experts"]
+    times = {"stock": 900.0, "overlay": 400.0, "without qk_rope": 500.0, "without kv_cache": 420.0}
+    one.kernels[DECODE] = {side: {"gpu_us": 1000 * us} for side, us in times.items()}
+    lines = bench_engine.text(bench_engine.document([one])).splitlines()
+    start = lines.index(next(line for line in lines if "experts:" in line))
+    assert lines[start].strip() == f"experts: {bench_engine.UNUSED}"
+    said = [re.sub(r"  +", "  ", line.strip()) for line in lines[start + 1 : start + 7]]
+    assert said == [
+        "qk_rope and kv_cache:  without  with (overlay)  times as fast",
+        "decode step, batch 16  600.000 [600.000, 600.000]  500.000 [500.000, 500.000]  1.200 [1.200, 1.200]",
+        "on the GPU  500.000  400.000  1.250",
+        "kv_cache:  without  with (overlay)  times as fast",
+        "decode step, batch 16  550.000 [550.000, 550.000]  500.000 [500.000, 500.000]  1.100 [1.100, 1.100]",
+        "on the GPU  420.000  400.000  1.050",
+    ]
+    page = bench_engine.page(bench_engine.document([one]))
+    assert "<h3>qk_rope and kv_cache: times as fast with as without</h3>" in page and "<td>1.250</td>" not in page
+    assert '<td class="n">1.250</td>' in page and f"<p>experts: {bench_engine.UNUSED}.</p>" in page
+
+
+def test_two_sides_are_reported_without_a_word_of_fusions() -> None:
+    document = bench_engine.document([found([1.0] * 6, [0.5] * 6)])
+    assert "fusions" not in json.dumps(document)
+    assert "fusion" not in bench_engine.text(document) + bench_engine.page(document)
+
+
+def test_a_fusion_that_costs_more_than_it_brings_is_told() -> None:
+    one = found([1.0] * 6, [0.5] * 6, kv_cache=[0.4] * 6)
+    assert list(one.findings()) == []
+    where = "note: qwen8b, decode step, batch 16:"
+    assert list(one.notes()) == [f"{where} 0.800 times as fast with kv_cache as without"]
+
+
+def test_a_side_that_is_not_what_it_should_be_fails() -> None:
+    one = found([1.0] * 6, [0.5] * 6, qk_rope=[0.6] * 6, kv_cache=[0.5] * 6)
+    answer = Answer([1], [-0.1], [1.0])
+    one.answers = {"stock": [answer], "overlay": [answer], "without qk_rope": [Answer([1], [-0.9], [1.0])]}
+    one.answers["without kv_cache"] = [answer]
+    one.fusions.built["without kv_cache"] = ["qk_rope", "kv_cache"]
+    assert list(one.findings()) == [
+        "DIFFERENT  qwen8b: without qk_rope, prompt 1: log-probabilities are 0.8000 apart at token 0",
+        "NOT AS ASKED  qwen8b: the side without kv_cache has qk_rope, kv_cache, and should have qk_rope",
+    ]
+
+
+@pytest.mark.parametrize("fusion", settings.FUSIONS)
+def test_a_side_lacks_one_fusion_and_what_needs_it(fusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in engine_pair.without(fusion).variables.items():
+        monkeypatch.setenv(name, value)
+    gone = {"qk_rope": {"qk_rope", "kv_cache"}}.get(fusion, {fusion})
+    assert settings.fusions() == set(settings.FUSIONS) - gone
+
+
+@pytest.mark.parametrize(("sides", "gib"), [(2, 6), (3, 5.3), (4, 4), (5, 3.2)])
+def test_memory_follows_the_number_of_sides(sides: int, gib: float) -> None:
+    memory = engine_side.on_gpu([16, 1], sides)
+    assert memory["kv_cache_memory_bytes"] / (1 << 30) == pytest.approx(gib, abs=0.05)
+    assert memory["gpu_memory_utilization"] == pytest.approx(0.6 / sides)
 
 
 def test_targets_are_of_cells_that_are_measured() -> None:
@@ -101,15 +186,60 @@ def test_a_side_that_ends_leaves_what_there_is_and_the_next_model(bench: Callabl
     assert out.count("INCOMPLETE") == 2 and "tiny.overlay ended with status 7:\na line of the log" in out
 
 
+def test_a_run_with_fusions(bench: Callable[..., Any]) -> None:
+    status, out, found = bench("", "--models", "tiny", "--fusions")
+    assert status == 0 and "nothing wrong" in out
+    [model] = found["models"]
+    assert model["fusions"] == {
+        "built": {"overlay": ["qk_rope", "kv_cache"], "without qk_rope": [], "without kv_cache": ["qk_rope"]},
+        "measured": {
+            "qk_rope": {"side": "without qk_rope", "label": "qk_rope and kv_cache"},
+            "kv_cache": {"side": "without kv_cache", "label": "kv_cache"},
+        },
+        "unused": ["experts"],
+        "lost": [],
+    }
+    for cell in model["cells"]:
+        assert cell["ratio"]["median"] == pytest.approx(1.25)
+        gains = {fusion: one["ratio"]["median"] for fusion, one in cell["fusions"].items()}
+        assert gains == pytest.approx({"qk_rope": 1.5, "kv_cache": 1.25})
+        assert list(cell["rounds"]) == ["stock", "overlay", "without qk_rope", "without kv_cache"]
+    assert re.search(r"qk_rope and kv_cache: +without +with .*\n +decode step, batch 1 +6\.000 \[.*\] +4\.000 \[", out)
+
+
+def test_fusions_may_be_named(bench: Callable[..., Any]) -> None:
+    _, _, found = bench("", "--models", "tiny", "--fusions", "kv_cache,experts")
+    [model] = found["models"]
+    assert (list(model["fusions"]["measured"]), model["fusions"]["unused"]) == (["kv_cache"], ["experts"])
+
+
+def test_a_side_that_does_not_start_leaves_the_others(bench: Callable[..., Any]) -> None:
+    status, out, found = bench("without-qk_rope:lost", "--models", "tiny", "--fusions")
+    assert status == 1
+    assert out.count("INCOMPLETE") == 1 and "INCOMPLETE  tiny: tiny.without-qk_rope ended with status 9" in out
+    [model] = found["models"]
+    assert [list(cell["fusions"]) for cell in model["cells"]] == [["kv_cache"]] * 3
+    assert all(len(times) == 2 for cell in model["cells"] for times in cell["rounds"].values())
+
+
+def test_a_side_that_ends_leaves_what_there_is_of_all(bench: Callable[..., Any]) -> None:
+    status, out, found = bench("without-kv_cache:ends", "--models", "tiny", "--fusions")
+    assert status == 1 and "INCOMPLETE  tiny: tiny.without-kv_cache ended with status 7:\na line of the log" in out
+    [[cell]] = [model["cells"] for model in found["models"]]
+    assert set(cell["fusions"]) == {"qk_rope", "kv_cache"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ("logprob", "DIFFERENT  tiny: prompt 1: log-probabilities are 0.8000 apart at token 1"),
         ("stock", "NOT APPLIED  tiny: the overlay's side ran vllm.model"),
+        ("without-kv_cache:fused", "NOT AS ASKED  tiny: the side without kv_cache has qk_rope, kv_cache, and should"),
+        ("without-qk_rope:logprob", "DIFFERENT  tiny: without qk_rope, prompt 1: log-probabilities are 0.8000 apart"),
     ],
 )
 def test_what_makes_figures_worthless(bench: Callable[..., Any], wrong: str, told: str) -> None:
-    status, out, _ = bench(wrong, "--models", "tiny")
+    status, out, _ = bench(wrong, "--models", "tiny", *(["--fusions"] if ":" in wrong else []))
     assert status == 1 and told in out
 
 
@@ -139,7 +269,9 @@ def test_no_gpu_is_told(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch finds no GPU here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--models", "qwen"], ["--batches", "1,x"], ["--lengths", "0"]])
+@pytest.mark.parametrize(
+    "option", [["--models", "qwen"], ["--batches", "1,x"], ["--lengths", "0"], ["--fusions", "moe"]]
+)
 def test_what_is_not_understood(option: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "engine", *option])

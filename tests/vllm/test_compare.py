@@ -15,6 +15,7 @@ import pytest
 from tests.vllm.gdn_oracle import environment
 
 BIASED = Path(__file__).parents[1] / "biased"
+SIDES = ("stock", "overlay", "without qk_rope")
 OPTIONS = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4")
 
 
@@ -55,7 +56,7 @@ def test_wrong_norms_are_found(tmp_path: Path, checkpoint: Callable[[str], Path]
 
 @pytest.mark.long
 def test_whole_engines_are_measured_in_turn(tmp_path: Path) -> None:
-    ran = run(tmp_path, "bench", "engine", "--device", "cpu", "--rounds", "2", "--html", "report.html")
+    ran = run(tmp_path, "bench", "engine", "--device", "cpu", "--rounds", "2", "--fusions", "--html", "report.html")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.endswith("nothing wrong\n")
     found = json.loads((tmp_path / "bench-engine" / "engine.json").read_text())
@@ -64,5 +65,10 @@ def test_whole_engines_are_measured_in_turn(tmp_path: Path) -> None:
         assert model["answers"]["share"] == 1.0 and model["answers"]["logprob_worst"] < 1e-4
         assert model["sides"]["stock"]["model"].startswith("vllm.")
         assert model["sides"]["overlay"]["model"].startswith("atom_patches.")
-        assert all(len(cell["rounds"][side]) == 2 for cell in model["cells"] for side in ("stock", "overlay"))
+        # As the engines' layers say. Experts and caches are vLLM's own on its CPU platform.
+        assert model["fusions"]["built"] == {"overlay": ["qk_rope"], "without qk_rope": []}
+        assert model["fusions"]["unused"] == ["experts", "kv_cache"]
+        for cell in model["cells"]:
+            assert {side: len(times) for side, times in cell["rounds"].items()} == dict.fromkeys(SIDES, 2)
+            assert cell["fusions"]["qk_rope"]["ratio"]["median"] > 0
     assert "nothing about a GPU" in (tmp_path / "report.html").read_text()
