@@ -49,6 +49,8 @@ MODES = [
 ]  # fmt: skip
 #: Files by which a rank says that it has started, and is told to measure.
 READY, TURN = "ready", "turn"
+#: Of a layout's time, where several start side by side: who is late would have the others measure nothing.
+TO_START = 0.7
 ENVIRONMENT = {"pcp2 whole experts": {"ATOM_PCP_MOE": "replicate"}, "pcp2 cut experts": {"ATOM_PCP_MOE": "shard"}}
 
 
@@ -79,7 +81,7 @@ def _results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         started = [stack.enter_context(_started(options, layout)) for layout in layouts if together]
         for one in started:
-            one.wait(one.is_ready)
+            one.start_until(options.limit * TO_START)
         for one in started:
             yield one.measured()
         for layout in [] if together else layouts:
@@ -133,7 +135,14 @@ class Running:
             print(f"{self.layout}: {found['failed']}\n{shown}", flush=True)
         return found
 
-    def is_ready(self) -> bool:
+    def start_until(self, seconds: float) -> None:
+        """Wait until all ranks are ready; they are ended if that takes longer."""
+        late = self.since + seconds
+        self.wait(lambda: self._is_ready() or time.monotonic() > late)
+        if not self._is_ready():
+            self.end()
+
+    def _is_ready(self) -> bool:
         return all((self.folder / f"{READY}{rank}").exists() for rank in range(len(self.processes)))
 
     def wait(self, enough: Callable[[], bool]) -> list[int]:
