@@ -190,6 +190,8 @@ DEEPSEEK: Values = _base(
     rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024,
                          beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0),
 )  # fmt: skip
+#: As models that follow DeepSeek's have positions, without its own way to go beyond those of the training.
+PLAIN_ROPE: Values = dict(rope_type="default", rope_theta=10000.0)
 #: In published configurations; SGLang reads them, and transformers' models compute nothing else.
 DEEPSEEK_ROUTING: Values = dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
 
@@ -233,6 +235,8 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "qwen3_vl": (lambda: _qwen3_vl({**TINY, "intermediate_size": 192}), TINY_VOCAB),
     "deepseek_v3": (lambda: _deepseek_v3({}), TINY_VOCAB),
     "deepseek_v3_groups": (lambda: _deepseek_v3({"topk_group": 1}), TINY_VOCAB),  # its best experts stand in several
+    "deepseek_v3_plain": (lambda: _deepseek_v3({"topk_group": 1, "rope_parameters": PLAIN_ROPE}), TINY_VOCAB),
+    "deepseek_v3_dense": (lambda: _deepseek_v3({"first_k_dense_replace": 4}), TINY_VOCAB),  # no layer has experts
     "deepseek_v32": (lambda: _deepseek_v32(16), TINY_VOCAB),
     "deepseek_v32_dense": (lambda: _deepseek_v32(2048), TINY_VOCAB),  # the same weights; picks all there are
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),

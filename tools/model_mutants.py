@@ -21,6 +21,10 @@ QUANTISED = "tests/vllm/test_atom_models_quantised.py"
 ATTENTION = f"{VLLM}/adapters/paged_attention.py"
 ATTENDS = "tests/vllm/test_attention.py::test_every_answer_is_the_oracle_s"
 STEP = "tests/vllm/test_attention.py::test_a_step_is_stored_and_attended_to"
+LATENT_ATTENTION = f"{VLLM}/adapters/latent_attention.py"
+LATENT_PIECES = f"{VLLM}/adapters/latent_pieces.py"
+OF_LATENTS = "tests/vllm/test_latent_attention.py"
+LATENT_STEP = f"{OF_LATENTS}::test_a_step_is_stored_and_attended_to"
 ATTENTION_LEFT = f"{UNIT}/test_vllm_attention_config.py::test_what_is_not_served_is_left_to_vllm_and_named"
 
 FAULTS = (
@@ -554,4 +558,72 @@ FAULTS = (
     Fault(ATTENTION, "tests/vllm/test_attention.py::test_other_layers_are_left_to_vllm", '"use_mla", "has_sink", ', ""),
     Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "        if size != 1:\n", "        if size > 2:\n"),
     Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "not in CACHES:", "is None:"),
+    Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "    if model.is_hybrid:\n", "    if False:\n"),
+    # Attention to latents on them.
+    Fault(LATENT_ATTENTION, LATENT_STEP, "causal=piece.causal", "causal=False"),
+    Fault(
+        LATENT_ATTENTION,
+        LATENT_STEP,
+        "merge_attention(whole[rows], total[rows], found, lse)",
+        "merge_attention(whole[rows], lse, found, lse)",
+    ),
+    Fault(LATENT_ATTENTION, LATENT_STEP, "            total[rows] = lse\n", ""),
+    Fault(LATENT_ATTENTION, LATENT_STEP, "moved - start if start else moved", "moved"),
+    Fault(
+        LATENT_ATTENTION,
+        f"{OF_LATENTS}::test_a_graph_s_work_is_cut_for_the_longest_request_and_reads_where_vllm_writes",
+        "self._built(common_attn_metadata, self.longest)",
+        "self.build(0, common_attn_metadata)",
+    ),
+    Fault(
+        LATENT_ATTENTION,
+        f"{OF_LATENTS}::test_a_piece_has_room_in_what_vllm_s_layer_measures",
+        "(measured - results) // each",
+        "measured // each",
+    ),
+    Fault(
+        LATENT_ATTENTION,
+        f"{OF_LATENTS}::test_other_layers_are_left_to_others",
+        '("use_sparse", "has_sink",',
+        '("has_sink",',
+    ),
+    Fault(LATENT_PIECES, LATENT_STEP, "first[owner] + place, -1", "first[owner] + place + 1, -1"),
+    Fault(LATENT_PIECES, LATENT_STEP, "torch.where(place < counts[owner], ", "torch.where(place >= 0, "),
+    Fault(
+        LATENT_PIECES,
+        f"{OF_LATENTS}::test_what_is_cached_comes_in_pieces_and_of_many_requests_together",
+        "portion.pages <= free",
+        "portion.pages < free",
+    ),
+    Fault(
+        LATENT_PIECES,
+        f"{OF_LATENTS}::test_the_host_waits_for_nothing",
+        "most_keys=max(one.last - one.first for one in portions)",
+        "most_keys=int(lengths_.max())",
+    ),
+    Fault(
+        LATENT_PIECES,
+        f"{OF_LATENTS}::test_a_chunk_that_is_longer_than_a_piece_sees_all_of_itself",
+        "range(room, new, room)",
+        "range(new, new)",
+    ),
+    Fault(
+        LATENT_PIECES,
+        f"{OF_LATENTS}::test_requests_without_a_past_stand_between_others_without_a_piece_of_their_own",
+        "        while not piece[-1].pages:\n            piece.pop()\n",
+        "        pass\n",
+    ),
+    Fault(
+        f"{VLLM}/adapters/packed_weights.py",
+        "tests/vllm/test_packed_weights.py::test_of_a_layer_that_has_been_packed",
+        "packed.T.contiguous()",
+        "packed.contiguous()",
+    ),
+    Fault(
+        f"{VLLM}/cpu/_conditions.py",
+        f"{UNIT}/test_vllm_attention_config.py"
+        "::test_what_the_cpu_platform_lacks_for_latents_is_put_in_where_they_are_attended_to",
+        "    if not config.model_config.use_mla:\n",
+        "    if False:\n",
+    ),
 )

@@ -166,8 +166,8 @@ TABLE: tuple[Setting, ...] = (
         "switch",
         "0",
         ("0", "1"),
-        "`1`: in vLLM, layers with keys and values of their own attend on this package's kernel. It has not run on a "
-        "GPU in an engine yet.",
+        "`1`: in vLLM, layers with keys and values of their own, or with latents, attend on this package's kernels. It "
+        "has not run on a GPU in an engine yet.",
     ),
     Setting(
         "ATOM_SPARSE_MLA",
@@ -290,7 +290,7 @@ def fusions() -> frozenset[str]:
 
 
 def attention() -> bool:
-    """Whether attention to keys and values is to run on this package's kernel."""
+    """Whether attention to keys and values, or to latents, is to run on this package's kernels."""
     return _choice(_BY_NAME["ATOM_ATTENTION"]) == "1"
 
 

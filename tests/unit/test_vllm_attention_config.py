@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from atom_patches.vllm.attention._config import attention_asked
+from atom_patches.vllm.cpu import _conditions
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "parallel_config": {
         "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "enable_dbo": False, "ubatch_size": 0,
     },
     "model_config": {
-        "use_mla": False, "runner_type": "generate", "is_encoder_decoder": False, "hf_text_config": SimpleNamespace(),
+        "use_mla": False, "is_hybrid": False, "runner_type": "generate", "is_encoder_decoder": False,
+        "hf_text_config": SimpleNamespace(model_type="deepseek_v3"),
     },
     "device_config": {"device_type": "cuda"},
     "attention_config": {"backend": None},
@@ -40,7 +42,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"device_type": "cpu"}, {"cache_dtype": "bfloat16"}, {"hf_text_config": SimpleNamespace(alibi=False)}]
+    "more",
+    [
+        {},
+        {"device_type": "cpu"},
+        {"cache_dtype": "bfloat16"},
+        {"hf_text_config": SimpleNamespace(alibi=False)},
+        {"use_mla": True},
+        {"use_mla": True, "cache_dtype": "bfloat16"},
+        {"is_hybrid": True},
+    ],
 )
 def test_it_is_served_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
     assert attention_asked(engine(**more)).ok
@@ -66,7 +77,10 @@ def test_where_it_never_ran_is_said() -> None:
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8: use one of auto, bfloat16, float16"),
         ({"speculative": SimpleNamespace(method="ngram")}, "--speculative-config (method ngram)"),
         ({"transfer": object()}, "--kv-transfer-config"),
-        ({"use_mla": True}, "attention to latents"),
+        ({"use_mla": True, "hf_text_config": SimpleNamespace(index_topk=16)}, "selected latents: leave it to vLLM"),
+        ({"use_mla": True, "hf_text_config": SimpleNamespace(compress_ratios=[4])}, "compressed latents"),
+        ({"use_mla": True, "is_hybrid": True}, "latents beside recurrent layers"),
+        ({"use_mla": True, "cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"runner_type": "pooling"}, "--runner pooling"),
         ({"is_encoder_decoder": True}, "an encoder"),
         ({"hf_text_config": SimpleNamespace(alibi=True)}, "ALiBi"),
@@ -83,3 +97,21 @@ def test_what_is_not_served_is_left_to_vllm_and_named(more: dict[str, Any], name
 def test_results_that_depend_on_nothing_else_that_runs_are_vllm_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert "VLLM_BATCH_INVARIANT: unset it" in attention_asked(engine()).reason
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"device_type": "cpu", "use_mla": True}, True),
+        ({"device_type": "cuda", "use_mla": True}, False),
+        ({"device_type": "cpu"}, False),
+        ({"device_type": "cpu", "use_mla": True, "speculative": SimpleNamespace(method="ngram")}, False),
+    ],
+)
+def test_what_the_cpu_platform_lacks_for_latents_is_put_in_where_they_are_attended_to(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], wanted: bool
+) -> None:
+    verdict = _conditions.latents(engine(**more))
+    assert (verdict.ok, verdict.asked) == (wanted, False) and verdict.reason
+    monkeypatch.setenv("ATOM_ATTENTION", "0")
+    assert not _conditions.latents(engine(**more)).ok

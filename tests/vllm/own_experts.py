@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.vllm import latent_backend, layer_probe
+from tests.vllm import layer_probe
 
 _along: list[bool] = []
 
@@ -18,7 +18,7 @@ def install() -> None:
 
     from atom_patches.vllm.adapters.models import experts
 
-    latent_backend.install()
+    layer_probe.install()
     experts._as_stored = lambda _: True
     UnquantizedFusedMoEMethod.process_weights_after_loading = lambda self, layer: None
     take_along = experts.RoutedExperts.take_along

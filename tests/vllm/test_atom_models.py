@@ -54,10 +54,12 @@ CHUNKED: dict[str, Any] = {
     "enable_prefix_caching": True,
     "block_size": 32,
 }
-#: vLLM's CPU platform has no attention to latents; its own kernel turns whole heads of neighbours wrongly.
-LATENT: dict[str, Any] = {"setup": "tests.vllm.latent_backend", "compilation_config": {"custom_ops": ["none"]}}
-SPARSE = {**LATENT, "setup": "tests.vllm.sparse_backend"}
-MORE = {"deepseek_v3_groups": LATENT, "deepseek_v32": SPARSE}
+#: vLLM's CPU platform has no attention to latents but this package's, and to selected ones none; for the indexer, its
+#: own kernel turns heads of a query wrongly.
+MORE: dict[str, dict[str, Any]] = {
+    "deepseek_v3_groups": {"env": {"ATOM_ATTENTION": "1"}},
+    "deepseek_v32": {"setup": "tests.vllm.sparse_backend", "compilation_config": {"custom_ops": ["none"]}},
+}
 #: With a shared expert as wide as the others.
 DEMO, DEMO_LAYERS = "qwen3_next_demo", 8
 REQUIRED = {"ATOM_MODELS": "1", "ATOM_PATCH_VLLM_MODELS": "1"}
@@ -90,10 +92,11 @@ def conversation(name: str) -> list[list[Request]]:
 
 
 def atom(name: str, *waves: list[Request], models: str = "1", **more: Any) -> Engine:
-    env = {"ATOM_MODELS": models, **more.pop("env", {})}
+    given = MORE.get(name, {})
+    env = {"ATOM_MODELS": models, **given.get("env", {}), **more.get("env", {})}
     options = {"distributed_executor_backend": "uni", "setup": "tests.vllm.layer_probe", **CHUNKED}
-    options |= {**MORE.get(name, {}), **more}
-    return engine(name, list(waves) or conversation(name), env=env, **options)
+    options |= {**given, **more, "env": env}
+    return engine(name, list(waves) or conversation(name), **options)
 
 
 def check_ours(report: dict[str, Any], name: str, layers: int = LAYERS) -> None:

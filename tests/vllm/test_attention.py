@@ -1,4 +1,4 @@
-"""Attention on this package's kernel: vLLM's interface apart, and in real engines against the oracle."""
+"""Attention on this package's kernels: vLLM's interface apart, and in real engines against the oracle."""
 
 from __future__ import annotations
 
@@ -152,6 +152,13 @@ ON = {"ATOM_ATTENTION": "1"}
 MODELS = ["qwen3_tied", "llama_bias", "qwen3_next"]
 #: ATOM decoders whose own kernel writes keys and values: gates and norms; neither; positions in three dimensions.
 WRITTEN = {"with an ATOM decoder": "qwen3_next", "without norms": "llama_bias", "in three dimensions": "qwen3_5_moe"}
+#: Attention to latents, on vLLM's decoder and on ATOM's; with DeepSeek's positions and with plain ones.
+LATENTS: dict[str, tuple[str, dict[str, str]]] = {
+    "latents": ("deepseek_v3_groups", {}),
+    "latents with an ATOM decoder": ("deepseek_v3_groups", {"ATOM_MODELS": "1"}),
+    "latents and plain positions": ("deepseek_v3_plain", {}),
+}
+CUT: dict[str, Any] = {"setup": "tests.vllm.latent_probe", "scheduler_cls": "tests.vllm.latent_probe.ChunkedScheduler"}
 
 
 def conversation(name: str) -> list[list[Request]]:
@@ -175,6 +182,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     plans["written apart"] = attending("qwen3_next", short, env=apart)
     plans["not asked for"] = attending("qwen3_tied", short)
     plans["switched off"] = attending("qwen3_tied", short, env={**ON, "ATOM_PATCH_VLLM_ATTENTION": "0"})
+    plans |= {key: attending(name, env={**ON, **more}, **CUT) for key, (name, more) in LATENTS.items()}
     return single(tmp_path_factory.mktemp("attention"), plans)
 
 
@@ -187,6 +195,26 @@ def test_every_answer_is_the_oracle_s(engines: dict[str, Any], key: str) -> None
     assert "vllm" not in result["report"], "vLLM's own backend attended"
     assert ("writes" in result["report"]) == (key in MODELS), "one kernel is to rotate and to write"
     assert result["patches"]["vllm.attention.get_attn_backend"] == "applied"
+
+
+@pytest.mark.parametrize("key", LATENTS)
+def test_every_answer_to_latents_is_the_oracle_s(engines: dict[str, Any], key: str) -> None:
+    (name, more), result = LATENTS[key], engines[key]
+    for sent, got in zip(conversation(name), result["waves"], strict=True):
+        assert check_greedy(name, sent, got) == len(sent)
+    assert result["waves"][1][0]["cached"] >= 32, "the conversation goes on from cached blocks"
+    ran = result["report"]
+    assert ran["prefills"] and ran["few rows"], "this package's backend attended in both ways"
+    assert ran["most pieces"] > 2 and ran["few rows of several"] and ran["beside prefills"], ran
+    patches = {id for id, state in result["patches"].items() if state == "applied"}
+    assert patches >= {"vllm.attention.get_attn_backend", "vllm.cpu.mla_process_weights", "vllm.cpu.rotary_embedding"}
+    assert ("vllm.models.initialize_model" in patches) == bool(more), "the decoder is the one that was asked for"
+
+
+def test_patches_for_latents_leave_other_models_alone(engines: dict[str, Any]) -> None:
+    for key, result in engines.items():
+        states = {result["patches"][f"vllm.cpu.{name}"] for name in ("mla_process_weights", "rotary_embedding")}
+        assert states == {"applied" if key in LATENTS else "inactive"}, key
 
 
 def test_the_write_to_the_cache_can_be_switched_off(engines: dict[str, Any]) -> None:
@@ -210,8 +238,6 @@ def test_every_answer_of_two_ranks_is_the_oracle_s(tmp_path: Path) -> None:
         "heads": attending("qwen3_next", waves, env=ON, tensor_parallel_size=2, port=free_port()),
         "rows": attending("qwen3_next", waves, env=ON, **split),
     }
-    for plan in plans.values():
-        plan["options"]["distributed_executor_backend"] = "external_launcher"
     results = launch(tmp_path, 2, plans)
     for rank in results["heads"]:
         assert check_greedy("qwen3_next", waves[0], rank["waves"][0]) == len(waves[0])

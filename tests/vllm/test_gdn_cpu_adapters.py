@@ -239,7 +239,9 @@ def config(**changes: Any) -> Any:
     text = SimpleNamespace(model_type="qwen3_next", **({"linear_num_value_heads": 4} if facts["gdn"] else {}))
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type=facts["device"]),
-        model_config=SimpleNamespace(is_hybrid=facts["hybrid"], is_moe=facts["moe"], hf_text_config=text),
+        model_config=SimpleNamespace(
+            is_hybrid=facts["hybrid"], is_moe=facts["moe"], use_mla=False, hf_text_config=text
+        ),
         speculative_config=facts["speculative"],
         parallel_config=SimpleNamespace(
             tensor_parallel_size=facts["tp"],

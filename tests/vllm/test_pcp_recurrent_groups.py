@@ -35,7 +35,7 @@ def whole_quotients() -> Iterator[None]:
 
 
 def builder_of(mode: str, graphs: bool) -> GDNAttentionMetadataBuilder:
-    spec = MambaSpec(block_size=BLOCK, shapes=((3, 8),), dtypes=(torch.float32,), mamba_cache_mode=mode)
+    spec: Any = MambaSpec(block_size=BLOCK, shapes=((3, 8),), dtypes=(torch.float32,), mamba_cache_mode=mode)
     compilation = SimpleNamespace(
         cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: graphs), max_cudagraph_capture_size=None
     )
@@ -45,6 +45,11 @@ def builder_of(mode: str, graphs: bool) -> GDNAttentionMetadataBuilder:
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     )  # fmt: skip
     return GDNAttentionMetadataBuilder(spec, ["layer"], config, CPU)
+
+
+def _whole() -> Any:
+    """Carried along, and not looked at."""
+    return object()
 
 
 def batch_of(lengths: list[int], earlier: list[int], ranks: int, rank: int, mode: str) -> Any:
@@ -79,7 +84,7 @@ def test_a_second_group_differs_in_its_slots(
     batch = batch_of(lengths, earlier, ranks, data.draw(st.integers(0, ranks - 1)), mode)
     if batch is None:
         return
-    builder, whole = builder_of(mode, graphs), Any
+    builder, whole = builder_of(mode, graphs), _whole()
     tables = torch.randperm(2 * len(lengths) * MOST_BLOCKS).int().view(2, len(lengths), MOST_BLOCKS)
     slots = torch.arange(sum(lengths))
     first = pcp_step._recurrent_metadata(builder, batch, tables[0], slots, whole)

@@ -22,14 +22,14 @@ DEVICES = frozenset({"cpu", "cuda"})
 """Platforms by the name of their devices; ROCm's are `cuda`, too."""
 
 CACHES = frozenset({"auto", "float16", "bfloat16"})
-"""What keys and values may be stored as."""
+"""What keys and values, or latents, may be stored as."""
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """vLLM's variable for results that do not depend on what else runs."""
 
 
 def attention_asked(config: VllmConfig) -> Verdict:
-    """Whether the layers with keys and values of their own attend on this package's kernel."""
+    """Whether the layers with keys and values of their own, or with latents, attend on this package's kernels."""
     if not settings.attention():
         return Verdict(False, f"{OPTION} is 0")
     if config.model_config is None:
@@ -61,6 +61,15 @@ def unserved(config: VllmConfig) -> Iterator[str]:
         yield f"{BATCH_INVARIANT}: unset it, because the kernel cuts its work by the number of rows"
 
 
+def _latents(model: Any) -> Iterator[str]:
+    if hasattr(model.hf_text_config, "index_topk"):
+        yield "attention to selected latents: leave it to vLLM"
+    if hasattr(model.hf_text_config, "compress_ratios"):
+        yield "attention to compressed latents: leave it to vLLM"
+    if model.is_hybrid:
+        yield "attention to latents beside recurrent layers: leave it to vLLM"
+
+
 def _layout(config: VllmConfig) -> Iterator[str]:
     parallel: Any = config.parallel_config
     for option, size in (
@@ -77,7 +86,7 @@ def _model(config: VllmConfig) -> Iterator[str]:
     model: Any = config.model_config
     text = model.hf_text_config
     if model.use_mla:
-        yield "attention to latents: leave it to vLLM"
+        yield from _latents(model)
     if model.runner_type != "generate":
         yield f"--runner {model.runner_type}: use generate"
     if model.is_encoder_decoder:

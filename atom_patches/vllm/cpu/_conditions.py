@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atom_patches.core import PatchError, Verdict, source
+from atom_patches.vllm.attention._config import attention_asked
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,10 +72,24 @@ def expert_parallel(config: VllmConfig) -> Verdict:
     return Verdict(True, f"MoE model on the CPU platform with experts distributed over {ranks} ranks")
 
 
+def latents(config: VllmConfig) -> Verdict:
+    """The CPU platform is to attend to latents, which only this package's attention does there."""
+    platform = _on_cpu(config)
+    if not platform.ok:
+        return platform
+    if not config.model_config.use_mla:
+        return Verdict(False, f"model type {config.model_config.hf_text_config.model_type} has no attention to latents")
+    asked = attention_asked(config)
+    if not asked.ok:
+        return Verdict(False, asked.reason)
+    return Verdict(True, f"model type {config.model_config.hf_text_config.model_type} attends to latents on the CPU")
+
+
 def served(config: VllmConfig) -> Verdict:
     """The CPU platform runs something that it runs only because of this package."""
     verdicts = [
-        condition(config) for condition in (_has_gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel)
+        condition(config)
+        for condition in (_has_gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel, latents)
     ]
     wanted = [verdict for verdict in verdicts if verdict.ok]
     return wanted[0] if wanted else Verdict(False, "; ".join(dict.fromkeys(verdict.reason for verdict in verdicts)))
