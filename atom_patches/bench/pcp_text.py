@@ -57,7 +57,7 @@ def _preface(answer: Answer) -> Iterator[str]:
         f"host: {pcp_host.SECONDS * 1e6:.0f} us for each operation that it issues for the split, and the devices' time "
         f"of a split step counts {pcp_host.SPLIT:g} times, as fitted to 12 layers on two H200; the host's other time, "
         "which one rank has too, is left out. For those 12 layers, whole experts and what `auto` takes, that gives "
-        "1.68x at 16,384 tokens (measured: 1.65x), 1.93x at 65,536 (1.90x) and 1.94x at 131,072 (1.93x)."
+        "1.89x at 16,384 tokens (measured: 1.73x), 2.03x at 65,536 (1.98x) and 2.01x at 131,072 (1.97x)."
     )
     yield (
         "rank: the busiest rank's work; vs stock: over one rank with the engine's kernels; vs same: over one rank with "

@@ -32,14 +32,12 @@ class Machine:
         attention_flops: floating-point operations a second of a long prefill's attention: the median over queries of
             16,384 keys and more, 16 heads of 256, FlashAttention 3 (benchmarks/pcp-h200-2026-11-30).
         link: between the ranks.
-        launch: what an operation that the host issues adds. More than pcp_host.SECONDS: with 80 us, fitted while the
-            host still waited in recurrent layers, zigzag was rightly not taken for 16,384 tokens on two ranks, and has
-            not been measured there since.
+        launch: what an operation that the host issues adds.
     """
 
     attention_flops: float = 707e12
     link: Link = Link()
-    launch: float = 80e-6
+    launch: float = pcp_host.SECONDS
 
 
 @dataclass(frozen=True)

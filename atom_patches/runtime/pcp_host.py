@@ -1,19 +1,19 @@
 """What a split step costs beyond its parts: operations that the host issues between the compiled pieces, and more.
 
-A layer's launches, collectives among them, times one figure, are added to the device's time, which counts a little more
-than the sum of its parts. Both figures are fitted to six times to the first token that two H200 took, of 16,384 to
-131,072 tokens, in two modes, with whole experts (benchmarks/two-gpu-h200-2026-11-30.md, "Without two waits a layer"):
+A layer's launches, collectives among them, times one figure, are added to the device's time, which counts a little
+more than the sum of its parts. SPLIT is fitted to what two H200 took to the first token of 16,384, 65,536 and 131,072
+tokens, in the three modes that share the work, with either attention and whole experts: 18 times
+(benchmarks/two-gpu-h200-2026-11-30.md, "All modes"):
 
     6.6 ms + 1.06 * SPLIT * device + launches * SECONDS
 
 The first two constants are those of one GPU: what a request takes besides, and a layer in an engine over the sum of its
-parts. `device` is what `bench pcp` computes, with attention at 707e12 operations a second. The fit is within 2 % at
-65,536 and 131,072 tokens, and within 5 % at 16,384. It gives the faster of the two modes at the
-longer lengths; at 16,384 only one was measured, and two passes and cut experts nowhere.
+parts. `device` is what `bench pcp` computes, with attention at 707e12 operations a second. The fit is within 5.5 %, and
+within 3.5 % for a relay. Launches leave no trace in these times: with both figures free, a launch would take -5 us. So
+the host is ahead of the devices from 16,384 tokens on, and SECONDS is what a launch alone takes it, for shorter steps.
 
-A launch alone takes the host 5 to 10 us; the rest is Python between them. What SPLIT stands for was not profiled: ranks
-that wait for each other, and a step's preparation, which grows with its rows. Other hosts, more ranks, and models of
-more than 12 layers were not measured. tests/vllm/test_pcp_launches.py counts the launches.
+Other hosts, more ranks, and models of more than 12 layers were not measured. tests/vllm/test_pcp_launches.py counts
+the launches.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collections.abc import Mapping
 
 from atom_patches.runtime.pcp import PcpPlan
 
-SECONDS = 40e-6
+SECONDS = 5e-6
 """What one launch adds to a step."""
 
-SPLIT = 1.057
+SPLIT = 1.029
 """How many times the sum of its parts, as one GPU runs them, a split step takes on the devices."""
 
 RECURRENT: Mapping[str, int] = {"redundant": 12, "relay": 10, "two_pass": 21, "head_all_to_all": 29}

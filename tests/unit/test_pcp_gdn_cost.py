@@ -60,7 +60,7 @@ def test_auto_takes_the_cheapest_and_a_faster_link_never_costs_more(
         # What the host issues decides: a relay's ranks between two others issue more.
         (2, (130,), "relay"),
         (8, (520,), "redundant"),
-        (2, (65_536,), "relay"),
+        (2, (65_536,), "two_pass"),
         (4, (65_536,), "two_pass"),
         (8, (262_144,), "two_pass"),
         # Where the cut lies between two prompts, nobody waits and nothing is to be found out: a relay is the same.

@@ -21,19 +21,19 @@ SHAPE = replace(pcp_model.SHAPES["qwen3.6-35b-a3b"], attention_layers=3)
 ATTENTION = AttentionShape(SHAPE.q_heads, SHAPE.attention_size, SHAPE.element_bytes)
 REQUEST, BEYOND_PARTS = 6.6e-3, 1.06
 
-WAYS = {"relay zigzag": ("zigzag", "relay"), "relay contiguous": ("contiguous", "relay")}
 LENGTHS = (16_384, 65_536, 131_072)
+#: Those in which ranks share the recurrence: in `redundant`, the oracle, each runs vLLM's own scan of all rows.
+MODES = ("relay", "two_pass", "head_all_to_all")
+WAYS = [f"{mode} {layout}" for mode in MODES for layout in ("contiguous", "zigzag")]
 
 
 def measured(file: str) -> dict[str, dict[int, float]]:
-    """Seconds to the first token by mode and length; two ranks' with whole experts, and without waits of the host."""
+    """Seconds to the first token by mode and length; two ranks' with whole experts."""
     [found] = json.loads((BENCHMARKS / f"two-gpu-h200-2026-11-30/{file}.json").read_text())
     return {mode["mode"]: {int(n): s for n, s in mode["prefill"].items()} for mode in found["modes"]}
 
 
-ONE, TWO = measured("one")["auto"], measured("pcp2-no-waits")
-#: What `auto` ran: not what it would run today, which is what the tests look at.
-AUTO = {16_384: "relay contiguous", 65_536: "relay zigzag", 131_072: "relay zigzag"}
+ONE, TWO = measured("one-2")["auto"], measured("pcp2-all-modes")
 
 
 class Predicted:
@@ -58,7 +58,8 @@ class Predicted:
         return pcp_model.estimate(SHAPE, length, 1, pcp_answer.alone("engine"), Link(), self.part).seconds
 
     def two(self, length: int, way: str) -> Estimate:
-        chosen = Variant(*WAYS[way], "replicate", "overlay")  # type: ignore[arg-type]
+        recurrent, layout = way.split()
+        chosen = Variant(layout, recurrent, "replicate", "overlay")  # type: ignore[arg-type]
         return pcp_model.estimate(SHAPE, length, 2, chosen, Link(), self.part)
 
     def first_token(self, length: int, way: str) -> float:
@@ -80,29 +81,32 @@ def chosen(length: int) -> str:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_auto_takes_what_was_the_faster(length: int) -> None:
-    assert chosen(length) == AUTO[length]
-    if AUTO[length] != "relay contiguous":
-        assert TWO["auto"][length] < TWO["relay contiguous"][length]
+def test_auto_takes_what_was_the_fastest(length: int) -> None:
+    assert chosen(length) == min(WAYS, key=lambda way: TWO[way][length])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_how_far_off(predicted: Predicted, length: int) -> None:
-    ran = {"relay contiguous": "relay contiguous", "auto": AUTO[length]}
-    off = [predicted.first_token(length, way) / TWO[mode][length] - 1 for mode, way in ran.items()]
-    assert max(map(abs, off)) < (0.05 if length == 16_384 else 0.02), off
+def test_sharing_the_recurrence_is_always_faster(length: int) -> None:
+    assert max(TWO[way][length] for way in WAYS) < TWO["redundant zigzag"][length]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_how_far_off(predicted: Predicted, length: int, way: str) -> None:
+    off = predicted.first_token(length, way) / TWO[way][length] - 1
+    assert abs(off) < (0.035 if way.startswith("relay") else 0.055), off
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_one_gpu_takes_its_parts_and_some_more(predicted: Predicted, length: int) -> None:
-    assert REQUEST + BEYOND_PARTS * predicted.one(length) == pytest.approx(ONE[length], rel=0.01)
+    assert REQUEST + BEYOND_PARTS * predicted.one(length) == pytest.approx(ONE[length], rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("length", "stated", "gained"), [(16_384, 1.68, 1.65), (65_536, 1.93, 1.90), (131_072, 1.94, 1.93)]
+    ("length", "stated", "gained"), [(16_384, 1.89, 1.73), (65_536, 2.03, 1.98), (131_072, 2.01, 1.97)]
 )
 def test_the_speed_up_that_bench_states(predicted: Predicted, length: int, stated: float, gained: float) -> None:
     """Its own sums, without what one GPU takes besides, and what was measured for what `auto` takes."""
-    assert ONE[length] / TWO["auto"][length] == pytest.approx(gained, abs=0.005)
-    found = predicted.one(length) / predicted.two(length, AUTO[length]).seconds
-    assert found == pytest.approx(stated, abs=0.006)
+    way = chosen(length)
+    assert ONE[length] / TWO[way][length] == pytest.approx(gained, abs=0.005)
+    assert predicted.one(length) / predicted.two(length, way).seconds == pytest.approx(stated, abs=0.006)
