@@ -375,12 +375,6 @@ TRANSITIONS = [
         "return replace(known, non_spec_state_indices_tensor=own)",
         "return known",
     ),
-    Mutant(
-        "atom_patches/vllm/adapters/pcp_broadcast.py",
-        ("tests/vllm/test_pcp_broadcast.py",),
-        "nccl is None or nccl.disabled",
-        "nccl is None",
-    ),
     Mutant("atom_patches/vllm/pcp/ranks_agree.py", LINKS, "            open_links(self.vllm_config)\n", ""),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "max(first - offset, 0)", "max(first - offset, 1)"),
     Mutant("atom_patches/runtime/pcp.py", PLAN, "not segments[-1].ends_request", "segments[-1].ends_request"),

@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank_in_group, self.world_size = rank, meeting.size
-        self.device, self.device_group, self.device_communicator = torch.device("cpu"), self, None
+        self.device, self.device_group = torch.device("cpu"), self
         self.meeting = meeting
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
