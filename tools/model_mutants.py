@@ -22,7 +22,7 @@ ATTENTION = f"{VLLM}/adapters/paged_attention.py"
 ATTENDS = "tests/vllm/test_attention.py::test_every_answer_is_the_oracle_s"
 STEP = "tests/vllm/test_attention.py::test_a_step_is_stored_and_attended_to"
 LATENT_ATTENTION = f"{VLLM}/adapters/latent_attention.py"
-LATENT_PIECES = f"{VLLM}/adapters/latent_pieces.py"
+LATENT_PIECES = "atom_patches/runtime/latent_pieces.py"
 OF_LATENTS = "tests/vllm/test_latent_attention.py"
 LATENT_STEP = f"{OF_LATENTS}::test_a_step_is_stored_and_attended_to"
 ATTENTION_LEFT = f"{UNIT}/test_vllm_attention_config.py::test_what_is_not_served_is_left_to_vllm_and_named"
@@ -578,8 +578,8 @@ FAULTS = (
     Fault(
         LATENT_ATTENTION,
         f"{OF_LATENTS}::test_a_piece_has_room_in_what_vllm_s_layer_measures",
-        "(measured - results) // each",
-        "measured // each",
+        "(_measured(config, sizes) - results) // each",
+        "_measured(config, sizes) // each",
     ),
     Fault(
         LATENT_ATTENTION,

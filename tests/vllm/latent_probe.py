@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from atom_patches.runtime.latent_pieces import PAGE
 from atom_patches.vllm.adapters import latent_attention
-from atom_patches.vllm.adapters.latent_pieces import PAGE
 
 STEP = 96
 _seen: Counter[str] = Counter()

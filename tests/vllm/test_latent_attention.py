@@ -14,6 +14,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
+from atom_patches.runtime.latent_pieces import PAGE  # noqa: E402
 from atom_patches.vllm.adapters import latent_attention  # noqa: E402
 from atom_patches.vllm.adapters.latent_attention import (  # noqa: E402
     AtomLatentBackend,
@@ -23,7 +24,6 @@ from atom_patches.vllm.adapters.latent_attention import (  # noqa: E402
     most_absorbed,
     room_of_a_piece,
 )
-from atom_patches.vllm.adapters.latent_pieces import PAGE  # noqa: E402
 from tests.vllm.test_attention import PLAIN, dealt  # noqa: E402
 
 HEADS, LATENT, ROPE, KEY, VALUE = 3, 8, 4, 6, 5
@@ -227,7 +227,8 @@ def test_few_rows_ask_in_the_space_of_the_latents_and_single_ones_apart() -> Non
 
 
 def test_how_few_rows_follows_from_the_sizes() -> None:
-    few = most_absorbed(DEEPSEEK)  # type: ignore[arg-type]
+    config = engine(DEEPSEEK, max_model_len=32768, max_num_seqs=16, max_num_batched_tokens=2048, heads=16)
+    few = most_absorbed(config, DEEPSEEK)  # type: ignore[arg-type]
     assert few == 85
 
     def products(rows: int, tokens: int) -> tuple[int, int]:
@@ -251,6 +252,16 @@ def test_a_piece_has_room_in_what_vllm_s_layer_measures(heads: int, step: int) -
     measured = 65536 * heads * 256
     assert used <= measured < used + PAGE * (heads * (256 + 192) + 576)
     assert room > step and room % PAGE == 0
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("requests", "step"), [(256, 16_384), (128, 8_192), (16, 32_768), (1024, 16_384)])
+def test_absorbed_rows_fit_into_what_vllm_s_layer_measures(heads: int, requests: int, step: int) -> None:
+    config = engine(DEEPSEEK, max_model_len=8192, max_num_seqs=requests, max_num_batched_tokens=step, heads=heads)
+    few = most_absorbed(config, DEEPSEEK)  # type: ignore[arg-type]
+    measured = max(65536, requests * 16) * heads * 256
+    assert 1 <= few <= 85
+    assert min(step, few * requests) * heads * (3 * 512 + 64) <= measured
 
 
 def test_a_piece_has_some_room_where_vllm_measures_little() -> None:

@@ -11,10 +11,11 @@ sizes of DeepSeek-V3, where 1024 rows after as many tokens would cost 2.6 times 
 requests with so few in front (`reorder_batch_threshold`); its layer then asks for each way apart, and does what stands
 before and behind the first.
 
-In the second way keys and values are made of a bounded number of tokens at a time (latent_pieces.py), whose results are
-merged by their log-sum-exp. All of them come from the cache, where a step's own latents are by then. Nothing is kept
-between steps: while vLLM measures memory, its layer takes, instead of calling a backend, what a backend may take to
-make keys and values of cached tokens, and a piece has as many tokens as have room in that.
+In the second way keys and values are made of a bounded number of tokens at a time (runtime/latent_pieces.py), whose
+results are merged by their log-sum-exp. All of them come from the cache, where a step's own latents are by then.
+Nothing is kept between steps: while vLLM measures memory, its layer takes, instead of calling a backend, what a backend
+may take to make keys and values of cached tokens. A piece has as many tokens as have room in that, and if all requests
+came with so many rows that absorbing them took more, fewer are absorbed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from atom_patches.kernels.context_gather import gather_rows
 from atom_patches.kernels.merge_attention import merge_attention
 from atom_patches.kernels.mla_attention import mla_attention, mla_cache_write
 from atom_patches.kernels.paged_attention import paged_attention
-from atom_patches.vllm.adapters.latent_pieces import PAGE, Piece, pieces_of
+from atom_patches.runtime.latent_pieces import PAGE, Piece, pieces_of
 
 LEAST_ROOM = 1024
 """Tokens of a piece where vLLM measured less: few prompts, much longer steps than they need."""
@@ -135,7 +136,7 @@ class AtomLatentBuilder(AttentionMetadataBuilder[AtomLatentMetadata]):
         sizes = get_mla_dims(vllm_config.model_config)
         self.longest: int = vllm_config.model_config.max_model_len
         self.room = room_of_a_piece(vllm_config, sizes)
-        self.few = most_absorbed(sizes)
+        self.few = most_absorbed(vllm_config, sizes)
         self._init_reorder_batch_threshold(self.few)
 
     def build(
@@ -167,22 +168,38 @@ class AtomLatentBuilder(AttentionMetadataBuilder[AtomLatentMetadata]):
         return pieces_of((starts - starts[0]).tolist(), lengths[first:].tolist(), blocks, size, self.room)
 
 
-def most_absorbed(sizes: MLADims) -> int:
+def most_absorbed(config: Any, sizes: MLADims) -> int:
     """New rows of a request that ask in the space of the latents; the module says why."""
     made = sizes.qk_nope_head_dim + sizes.v_head_dim
     more = max(1, 2 * sizes.kv_lora_rank - made)
-    return max(1, sizes.kv_lora_rank * made // (2 * more))
+    cheaper = sizes.kv_lora_rank * made // (2 * more)
+    # Queries' parts in the space of the latents, both parts together, and results.
+    each = _heads(config) * (3 * sizes.kv_lora_rank + sizes.qk_rope_head_dim)
+    scheduler, rows = config.scheduler_config, _measured(config, sizes) // each
+    if rows < scheduler.max_num_batched_tokens:
+        cheaper = min(cheaper, rows // scheduler.max_num_seqs)
+    return max(1, cheaper)
 
 
 def room_of_a_piece(config: Any, sizes: MLADims) -> int:
     """Tokens whose latents, keys and values fit, with results of a step's rows, into what vLLM's layer measures."""
-    heads = config.model_config.get_num_attention_heads(config.parallel_config)
+    heads = _heads(config)
     made = heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
     latent = sizes.kv_lora_rank + sizes.qk_rope_head_dim
     results = RESULTS * config.scheduler_config.max_num_batched_tokens * heads * sizes.v_head_dim
-    measured = MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size(config) * made
     each = made + heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim) + latent
-    return max(LEAST_ROOM, (measured - results) // each // PAGE * PAGE)
+    return max(LEAST_ROOM, (_measured(config, sizes) - results) // each // PAGE * PAGE)
+
+
+def _measured(config: Any, sizes: MLADims) -> int:
+    """Elements that vLLM's layer takes while memory is measured."""
+    tokens = MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size(config)
+    return tokens * _heads(config) * (sizes.qk_nope_head_dim + sizes.v_head_dim)
+
+
+def _heads(config: Any) -> int:
+    """Of this rank."""
+    return config.model_config.get_num_attention_heads(config.parallel_config)
 
 
 def _absorbed(given: CommonAttentionMetadata, requests: int, rows: int, most_keys: int) -> list[Absorbed]:
@@ -275,8 +292,12 @@ class AtomLatentImpl(MLAAttentionImpl[AtomLatentMetadata]):
     ) -> tuple[Tensor, None]:
         """From queries in the space of the latents `[rows, heads, latent and turned]` to `[rows, heads, latent]`."""
         asked = q if isinstance(q, Tensor) else torch.cat(q, dim=-1)
-        found = [self._ask(asked, kv_c_and_k_pe_cache, some) for some in attn_metadata.decode]
-        return found[0] if len(found) == 1 else torch.cat(found), None
+        if len(attn_metadata.decode) == 1:
+            return self._ask(asked, kv_c_and_k_pe_cache, attn_metadata.decode[0]), None
+        output = asked.new_empty(*asked.shape[:2], self.latent)
+        for some in attn_metadata.decode:
+            output[some.rows] = self._ask(asked, kv_c_and_k_pe_cache, some)
+        return output, None
 
     def _ask(self, asked: Tensor, cache: Tensor, some: Absorbed) -> Tensor:
         output, _ = mla_attention(

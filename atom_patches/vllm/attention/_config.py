@@ -51,8 +51,11 @@ def unserved(config: VllmConfig) -> Iterator[str]:
     chosen: Any = config.attention_config.backend
     if chosen is not None:
         yield f"--attention-backend {chosen.name}: leave one of the two out"
-    if config.cache_config.cache_dtype not in CACHES:
-        yield f"--kv-cache-dtype {config.cache_config.cache_dtype}: use one of {', '.join(sorted(CACHES))}"
+    cache, dtype = config.cache_config.cache_dtype, str(config.model_config.dtype).removeprefix("torch.")
+    if cache not in CACHES:
+        yield f"--kv-cache-dtype {cache}: use one of {', '.join(sorted(CACHES))}"
+    elif cache not in ("auto", dtype) and device != "cpu":
+        yield f"--kv-cache-dtype {cache} beside a model in {dtype}: use auto, as kernels for GPUs read one of them"
     if config.speculative_config is not None:
         yield f"--speculative-config (method {config.speculative_config.method}): leave it out"
     if config.kv_transfer_config is not None:

@@ -71,7 +71,7 @@ def pieces_of(starts: list[int], lengths: list[int], blocks: Tensor, size: int, 
     plans = [*((portions, True) for portions in causal), *((portions, False) for portions in whole)]
     device = blocks.device
     moved = _moved([numbers for portions, _ in plans for numbers in _numbers(portions)], device)
-    pieces = []
+    pieces: list[Piece] = []
     for index, (portions, is_causal) in enumerate(plans):
         request, position, starts_, lengths_, table = moved[5 * index : 5 * index + 5]
         slots = blocks[request, position // size] * size + position % size
@@ -154,5 +154,6 @@ def _moved(numbers: list[Tensor], device: torch.device) -> list[Tensor]:
     flat = torch.cat([one.flatten().int() for one in numbers])
     if device.type == "cuda":
         flat = flat.pin_memory()
-    parts = flat.to(device, non_blocking=True).split([one.numel() for one in numbers])
+    moved = flat.to(device, non_blocking=True)
+    parts: tuple[Tensor, ...] = torch.split(moved, [one.numel() for one in numbers])
     return [part.view(one.shape) for part, one in zip(parts, numbers, strict=True)]
