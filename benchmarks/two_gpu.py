@@ -121,14 +121,17 @@ class Running:
     processes: list[subprocess.Popen[bytes]]
     deadline: float
     since: float = field(default_factory=time.monotonic)
+    ready: float = field(default_factory=time.monotonic)
 
     def measured(self) -> dict[str, Any]:
         """What rank 0 found, as far as it came; `failed` says why it came no further."""
+        waited = time.monotonic() - self.ready  # for others, which takes nothing of its own time
+        self.deadline += waited
         (self.folder / TURN).touch()
         failed = self.wait(lambda: False)
         result = self.folder / "result.json"
         found = {"layout": self.layout, **(json.loads(result.read_text()) if result.exists() else {})}
-        found["seconds"] = round(time.monotonic() - self.since, 1)
+        found["seconds"] = round(time.monotonic() - self.since - waited, 1)
         if failed:
             found["failed"] = f"ranks {failed} failed, or did not end in time"
             shown = "\n".join(f"--- rank {rank}\n{self.log(rank).read_text()[-5000:]}" for rank in failed)
@@ -141,6 +144,7 @@ class Running:
         self.wait(lambda: self._is_ready() or time.monotonic() > late)
         if not self._is_ready():
             self.end()
+        self.ready = time.monotonic()
 
     def _is_ready(self) -> bool:
         return all((self.folder / f"{READY}{rank}").exists() for rank in range(len(self.processes)))

@@ -133,9 +133,16 @@ def engine(plan: dict[str, Any]) -> Iterator[Part]:
 
 
 def _wait_for_turn(plan: dict[str, Any]) -> None:
-    """Engines that were started side by side are measured one after the other."""
+    """Engines that were started side by side are measured one after the other.
+
+    Raises:
+        RuntimeError: who started them is gone, killed without a chance to end them.
+    """
     Path(plan["folder"], f"{plan['ready']}{os.environ['RANK']}").touch()
+    parent = os.getppid()
     while not Path(plan["folder"], plan["turn"]).exists():
+        if os.getppid() != parent:
+            raise RuntimeError("the program that started this rank has ended")
         time.sleep(0.02)
 
 

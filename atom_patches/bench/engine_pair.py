@@ -111,7 +111,8 @@ def _lacking(asked: Asked, overlay: Side, engines: ExitStack, tell: Tell, found:
         except SideEnded as error:
             found.fusions.lost.append(str(error))
             tell(f"{name}: did not start")
-            side.process.kill()  # its memory is the others'
+            side.process.kill()  # its memory is the next one's
+            side.process.wait()
             continue
         found.fusions.measured.append(fusion)
         sides[name] = side
