@@ -370,6 +370,12 @@ TRANSITIONS = [
     Mutant("atom_patches/vllm/adapters/pcp_copies.py", HOST_WAITS, 'if device.type == "cuda":', "if False:"),
     Mutant("atom_patches/vllm/adapters/pcp_step.py", HOST_WAITS, "rows[at.send]", "rows[at.send.cpu()]"),
     Mutant(
+        "atom_patches/vllm/cpu/_conditions.py",
+        ("tests/vllm/test_gdn_cpu_adapters.py::test_compiled_experts_of_data_parallel_ranks_are_refused_by_name",),
+        "verdict.ok and not config.model_config.enforce_eager",
+        "False",
+    ),
+    Mutant(
         STEP,
         ("tests/vllm/test_pcp_recurrent_groups.py",),
         "return replace(known, non_spec_state_indices_tensor=own)",

@@ -234,14 +234,19 @@ def test_ragged_collectives() -> None:
 def config(**changes: Any) -> Any:
     """As much of a VllmConfig as the conditions read."""
     facts = (
-        dict(device="cpu", hybrid=True, gdn=True, moe=False, tp=1, dp=1, pcp=1, ep=False, speculative=None) | changes
+        dict(device="cpu", hybrid=True, gdn=True, moe=False, tp=1, dp=1, pcp=1, ep=False, speculative=None, eager=True)
+        | changes
     )
     text = SimpleNamespace(model_type="qwen3_next", **({"linear_num_value_heads": 4} if facts["gdn"] else {}))
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type=facts["device"]),
         model_config=SimpleNamespace(
-            is_hybrid=facts["hybrid"], is_moe=facts["moe"], use_mla=False, hf_text_config=text
-        ),
+            is_hybrid=facts["hybrid"],
+            is_moe=facts["moe"],
+            use_mla=False,
+            hf_text_config=text,
+            enforce_eager=facts["eager"],
+        ),  # fmt: skip
         speculative_config=facts["speculative"],
         parallel_config=SimpleNamespace(
             tensor_parallel_size=facts["tp"],
@@ -287,6 +292,14 @@ def test_a_configuration_without_a_model_asks_for_nothing() -> None:
     given = config()
     given.model_config = None
     assert not _conditions.gated_delta_net(given).ok and not _conditions.data_parallel_moe(given).ok
+
+
+def test_compiled_experts_of_data_parallel_ranks_are_refused_by_name() -> None:
+    with pytest.raises(PatchError, match="compilation is on.* 2 data-parallel ranks .*pass --enforce-eager"):
+        _conditions.data_parallel_moe(config(moe=True, dp=2, eager=False))
+    for changes in ({"moe": True}, {"dp": 2}, {"moe": True, "dp": 2, "device": "cuda"}):
+        assert not _conditions.data_parallel_moe(config(eager=False, **changes)).ok
+    assert _conditions.served(config(moe=True, dp=2, eager=False)).ok, "says no more than it has to"
 
 
 def test_speculative_decoding_is_refused_by_name() -> None:

@@ -50,7 +50,21 @@ def upstream_sets_block_size_once(_version: str) -> Verdict:
 
 
 def data_parallel_moe(config: VllmConfig) -> Verdict:
-    """Data-parallel ranks exchange the rows of their experts through the CPU communicator."""
+    """Data-parallel ranks exchange the rows of their experts through the CPU communicator.
+
+    Raises:
+        PatchError: they are to do so in a compiled model. Numbers of rows that differ between ranks cannot be traced.
+    """
+    verdict = _shares_experts(config)
+    if verdict.ok and not config.model_config.enforce_eager:
+        raise PatchError(
+            f"compilation is on, and experts of {config.parallel_config.data_parallel_size} data-parallel ranks "
+            "(--data-parallel-size) are not served with it on vLLM's CPU platform: pass --enforce-eager"
+        )
+    return verdict
+
+
+def _shares_experts(config: VllmConfig) -> Verdict:
     platform = _on_cpu(config)
     size = config.parallel_config.data_parallel_size
     if not platform.ok:
@@ -89,7 +103,7 @@ def served(config: VllmConfig) -> Verdict:
     """The CPU platform runs something that it runs only because of this package."""
     verdicts = [
         condition(config)
-        for condition in (_has_gated_delta_net, data_parallel_moe, expert_parallel, _context_parallel, latents)
+        for condition in (_has_gated_delta_net, _shares_experts, expert_parallel, _context_parallel, latents)
     ]
     wanted = [verdict for verdict in verdicts if verdict.ok]
     return wanted[0] if wanted else Verdict(False, "; ".join(dict.fromkeys(verdict.reason for verdict in verdicts)))
