@@ -23,6 +23,7 @@ if gpus():
 LAYOUTS |= {
     # SGLang makes its prefix cache fit overlapping steps for architectures that it lists, and this is none of them.
     "dense": ("qwen3_5_text", {**IN_STAGES, "disable_overlap_schedule": True}, "AtomQwen3_5ForCausalLM", False),
+    "vision stages": ("qwen3_5", IN_STAGES, "AtomQwen3_5ForConditionalGeneration", False),
     "next tp2": ("qwen3_next", TP2, "AtomQwen3NextForCausalLM", False),
     "vision dp2": ("qwen3_5", DP2, "AtomQwen3_5ForConditionalGeneration", True),
     "moe dp2 ep2": ("qwen3_5_moe", {**DP2, "ep_size": 2}, "AtomQwen3_5MoeForConditionalGeneration", True),

@@ -64,8 +64,9 @@ class AtomLanguageModel(nn.Module):
     def end_layer(self) -> int:
         return self.decoder.stage.end
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
+    def get_input_embeddings(self) -> nn.Module | None:
+        """None but in the first pipeline stage: vision-language wrappers ask in every stage, and use it in that one."""
+        return getattr(self.decoder, "embed_tokens", None)
 
     def set_dflash_layers_to_capture(self, layers: list[int]) -> None:
         self.layers_to_capture = layers
