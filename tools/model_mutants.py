@@ -560,6 +560,12 @@ FAULTS = (
     Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "not in CACHES:", "is None:"),
     Fault(f"{VLLM}/attention/_config.py", ATTENTION_LEFT, "    if model.is_hybrid:\n", "    if False:\n"),
     # Attention to latents on them.
+    Fault(
+        "atom_patches/sglang/adapters/language_model.py",
+        "tests/sglang/test_atom_models.py::test_every_answer_is_the_oracle_s[vision stages]",
+        'return getattr(self.decoder, "embed_tokens", None)',
+        "return self.embed_tokens",
+    ),
     Fault(LATENT_ATTENTION, LATENT_STEP, "causal=piece.causal", "causal=False"),
     Fault(
         LATENT_ATTENTION,
