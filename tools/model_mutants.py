@@ -25,6 +25,7 @@ LATENT_ATTENTION = f"{VLLM}/adapters/latent_attention.py"
 LATENT_PIECES = "atom_patches/runtime/latent_pieces.py"
 OF_LATENTS = "tests/vllm/test_latent_attention.py"
 LATENT_STEP = f"{OF_LATENTS}::test_a_step_is_stored_and_attended_to"
+OF_RANKS = "tests/vllm/test_pcp_gdn_ranks.py::test_a_layer_of_an_atom_decoder"
 ATTENTION_LEFT = f"{UNIT}/test_vllm_attention_config.py::test_what_is_not_served_is_left_to_vllm_and_named"
 
 FAULTS = (
@@ -391,6 +392,24 @@ FAULTS = (
         "tensor[slots] = 0",
     ),
     Fault(
+        f"{VLLM}/adapters/models/recurrence.py",
+        f"{OF_RANKS}[relay]",
+        "core_attn_out[step.own_rows.stop :].zero_()",
+        "pass",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/recurrence.py",
+        f"{OF_RANKS}[head_all_to_all]",
+        "heads * value_size) // (2 * key_size)",
+        "heads * value_size) // key_size",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/experts.py",
+        "tests/vllm/test_atom_models_pcp.py::test_vllm_s_kernels_run_experts_that_rows_travel_to",
+        "dp_size == experts.moe_parallel_config.pcp_size == 1",
+        "dp_size == 1",
+    ),
+    Fault(
         f"{SGLANG}/models/prefill_graphs.py",
         "tests/sglang/test_sparse_backend.py::test_no_prefill_is_captured_and_schedulers_know",
         'backend = "disabled"',
@@ -428,7 +447,12 @@ FAULTS = (
         " if architecture in served else None",
         "",
     ),
-    Fault(f"{VLLM}/models/_config.py", LEFT, "        if size != 1:\n", "        if size > 2:\n"),
+    Fault(
+        f"{VLLM}/models/_config.py",
+        LEFT,
+        "    if parallel.decode_context_parallel_size != 1:\n",
+        "    if parallel.decode_context_parallel_size > 2:\n",
+    ),
     Fault(
         f"{VLLM}/models/_config.py",
         LEFT,

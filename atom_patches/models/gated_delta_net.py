@@ -41,7 +41,7 @@ class GatedDeltaNet(nn.Module):
         self.A_log = parts.head_parameter(config.value_heads)
         self.dt_bias = parts.head_parameter(config.value_heads)
         self.norm = GatedRmsNorm(config.value_size, config.eps, config.output_gate)
-        self.recurrence = parts.recurrence(layer, self._run)
+        self.recurrence = parts.recurrence(layer, self._run, self._weights)
         self.out_proj = parts.row(values, config.hidden, group="attention", prefix=f"{prefix}.out_proj")
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -51,8 +51,10 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(output.flatten(1))
 
     def _run(self, mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        binding = current_gdn()
+        return run_sequences(mixed, a, b, self._weights(), binding, binding.states(self.layer))
+
+    def _weights(self) -> GdnWeights:
         filters = self.conv1d.weight
         assert isinstance(filters, Tensor)
-        weights = GdnWeights(filters, self.A_log, self.dt_bias)
-        binding = current_gdn()
-        return run_sequences(mixed, a, b, weights, binding, binding.states(self.layer))
+        return GdnWeights(filters, self.A_log, self.dt_bias)

@@ -21,12 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.norms import RmsNorm
+
+if TYPE_CHECKING:
+    from atom_patches.models.gdn_core import GdnWeights
 
 Group = Literal["attention", "mlp", "shared_expert", "whole"]
 #: From the projections of all rows, `[rows, channels]` and two of `[rows, value heads]`, to the outputs of a recurrent
@@ -227,10 +230,11 @@ class Parts(Protocol):
         """
         ...
 
-    def recurrence(self, layer: int, run: Recurrence) -> Recurrence:
+    def recurrence(self, layer: int, run: Recurrence, weights: Callable[[], GdnWeights]) -> Recurrence:
         """A recurrent layer's inner part, which is `run`, with whatever the engine does around it with the states.
 
-        `run` takes the recurrent metadata that are bound when it is called.
+        `run` takes the recurrent metadata that are bound when it is called. `weights`, once they are loaded, are for
+        an engine that cuts the recurrence between ranks.
         """
         ...
 

@@ -250,7 +250,7 @@ class PlainParts:
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
         return CachedAttention(shape)
 
-    def recurrence(self, layer: int, run: Recurrence) -> Recurrence:
+    def recurrence(self, layer: int, run: Recurrence, weights: object) -> Recurrence:
         def counted(mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
             self.recurrent.append(layer)
             return run(mixed, a, b)

@@ -20,7 +20,7 @@ TEXT: dict[str, Any] = {
     "norm_topk_prob": True,
 }  # fmt: skip
 PARALLEL: dict[str, Any] = {
-    "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "tensor_parallel_size": 1,
+    "decode_context_parallel_size": 1, "tensor_parallel_size": 1,
     "enable_eplb": False, "enable_elastic_ep": False, "enable_dbo": False, "ubatch_size": 0,
     "use_sequence_parallel_moe": False,
 }  # fmt: skip
@@ -89,7 +89,6 @@ def test_a_family_is_served_where_it_is_asked_for(
 
 
 UNSERVED = [
-    ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 2"),
     ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size 2"),
     ({"enable_eplb": True}, "--enable-eplb"),
     ({"enable_elastic_ep": True}, "--enable-elastic-ep"),

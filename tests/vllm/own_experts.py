@@ -1,6 +1,6 @@
 """On the CPU, experts run on this package's operation instead of vLLM's kernel; a `setup` of traffic.py.
 
-vLLM packs weights for its kernels after loading and drops them; here it keeps them.
+vLLM packs weights for its kernels after loading and drops them; here it keeps them, those of a shared expert, too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.vllm import layer_probe
+from tests.vllm.kept_weights import keep_linear_weights
 
 _along: list[bool] = []
 
@@ -19,6 +20,7 @@ def install() -> None:
     from atom_patches.vllm.adapters.models import experts
 
     layer_probe.install()
+    keep_linear_weights()
     experts._as_stored = lambda _: True
     UnquantizedFusedMoEMethod.process_weights_after_loading = lambda self, layer: None
     take_along = experts.RoutedExperts.take_along

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.model_executor.models import deepseek_v2
 from vllm.platforms.cpu import CpuPlatform
@@ -25,6 +23,7 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder, SparseMLAAttenti
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from tests.vllm import layer_probe
+from tests.vllm.kept_weights import keep_linear_weights
 
 report = layer_probe.report
 
@@ -159,9 +158,7 @@ def _as_they_are(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 def install() -> None:
     """From now on, in this process."""
     layer_probe.install()
-    UnquantizedLinearMethod.process_weights_after_loading = lambda self, layer: utils.dispatch_cpu_unquantized_gemm(
-        layer, remove_weight=False
-    )
+    keep_linear_weights()
     _choose_ours()
     model: Any = deepseek_v2
     operation: Any = SparseAttnIndexer

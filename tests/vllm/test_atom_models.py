@@ -188,8 +188,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, lis
     plans = {
         name: atom(name, at_once(), tensor_parallel_size=2, port=free_port(), **more) for name, more in cut.items()
     }
-    split: dict[str, Any] = {"prefill_context_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
-    plans["split"] = atom("qwen3_next", at_once(), **split)
+    plans["unserved"] = atom("llama_bias", at_once(), tensor_parallel_size=2, port=free_port(), cpu_offload_gb=1)
     for name in ("qwen3_moe", "deepseek_v3_groups"):  # last, because they leave vLLM's kernels without their weights
         plans[name] = plans.pop(name)
     return folder, launch(folder, 2, plans)
@@ -206,14 +205,13 @@ def test_ranks_that_share_each_layer(pairs: tuple[Path, dict[str, list[Any]]], n
 
 def test_what_is_not_served_runs_on_stock_and_one_line_says_why(pairs: tuple[Path, dict[str, list[Any]]]) -> None:
     folder, results = pairs
-    for rank, result in enumerate(results["split"]):
+    for rank, result in enumerate(results["unserved"]):
         assert set(result["report"]["ran"]) == {"vllm"}
-        assert result["patches"]["vllm.pcp.model_forward"] == "applied"
-        check_greedy("qwen3_next", at_once(), result["waves"][0])
-        lines = log_of(folder, results, "split", rank).splitlines()
+        check_greedy("llama_bias", at_once(), result["waves"][0])
+        lines = log_of(folder, results, "unserved", rank).splitlines()
         said = [line for line in lines if line.startswith("WARNING atom_patches") and "does not serve" in line]
         assert len(said) == 1
-        assert "--prefill-context-parallel-size 2: leave it at 1" in said[0]
+        assert "(--cpu-offload-gb, --offload-group-size): leave these out" in said[0]
 
 
 # Wider layouts

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atom_patches.kernels.gdn_chain import gdn_prefill
+from atom_patches.models.gdn_core import GdnWeights
 from atom_patches.runtime.pcp import PcpPlan, plan_step
 from atom_patches.runtime.pcp_gdn_cost import Mode
+from atom_patches.vllm.adapters.models import recurrence
+from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
 from atom_patches.vllm.adapters.pcp_gdn import MODES, final_states, own_rows
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+from atom_patches.vllm.adapters.pcp_gdn.core_layer import engine_layer
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep
 from tests.vllm.ranks_in_threads import Group, all_to_all_single, run_ranks
 
@@ -54,6 +58,15 @@ class Layer:
             kv_cache=(self.conv.clone(), self.recurrent.clone()),
         )  # fmt: skip
 
+    def of_atom(self) -> Any:
+        """The ATOM decoder's, likewise."""
+        layer: Any = RecurrentLayer.__new__(RecurrentLayer)
+        layer._prefix, layer._shapes = self.prefix, ((TAPS - 1, CHANNELS), (VALUE_HEADS, SIZE, SIZE))
+        layer._weights = lambda: GdnWeights(self.weight, self.A_log, self.dt_bias)
+        layer._run = _no_core
+        layer.kv_cache = (self.conv.clone(), self.recurrent.clone())
+        return layer
+
     def whole(self, plan: PcpPlan) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs of all rows and both states of every slot, by one scan."""
         conv, recurrent = self.conv.clone(), self.recurrent.clone()
@@ -77,11 +90,25 @@ def run_rank(mode: Mode, plan: PcpPlan, layers: list[Layer], group: Group) -> li
     for layer in layers:
         local, out = layer.on_a_rank(), torch.zeros(plan.rows_per_rank, VALUE_HEADS, SIZE)
         mixed_qkv, b, a = (tensor[step.local_rows] for tensor in (layer.mixed_qkv, layer.b, layer.a))
-        MODES[mode](CoreCall(_no_core, local, step, mixed_qkv, b, a, out))
+        MODES[mode](CoreCall(engine_layer(_no_core, local), step, mixed_qkv, b, a, out))
         found.append((out[step.own_rows], local.kv_cache))
     return [
         (out, *(cache[layer.slots] for cache in caches)) for (out, caches), layer in zip(found, layers, strict=True)
     ]
+
+
+def run_rank_of_atom(plan: PcpPlan, layer: Layer, group: Group, padding: int) -> tuple[Tensor, ...]:
+    """The same of a layer of an ATOM decoder, whose rows a graph has padded; the rows of padding last."""
+    step = SplitStep(plan, group, torch.device("cpu"))  # type: ignore[arg-type]
+    pooled: Any = object() if plan.segments(step.rank) else None
+    whole: Any = None
+    step.recurrent[layer.prefix] = RecurrentMetadata(None, pooled, whole, layer.slots, layer.fresh)
+    local = layer.of_atom()
+    own = (tensor[step.local_rows] for tensor in (layer.mixed_qkv, layer.b, layer.a))
+    rows = [torch.cat([one, one.new_full((padding, one.shape[1]), torch.nan)]) for one in own]
+    out = torch.full((len(rows[0]), VALUE_HEADS, SIZE), torch.nan)
+    local._own_rows(step, *rows, out)
+    return out[step.own_rows], *(cache[layer.slots] for cache in local.kv_cache), out[step.own_rows.stop :]
 
 
 def _no_core(*args: Any, **kwargs: Any) -> None:
@@ -126,6 +153,26 @@ def test_states_that_are_handed_on(mode: Mode, lens: list[int], ranks: int, seed
 @given(query_lens, st.sampled_from([2, 4]), st.integers(0, 2**16))
 def test_heads_that_are_dealt_out(lens: list[int], ranks: int, seed: int) -> None:
     check("head_all_to_all", lens, ranks, seed)
+
+
+@pytest.mark.parametrize("mode", ["relay", "two_pass", "head_all_to_all"])
+@settings(deadline=None, max_examples=10)
+@given(query_lens, st.sampled_from([2, 4]), st.integers(0, 2**16), st.integers(0, 5))
+def test_a_layer_of_an_atom_decoder(mode: Mode, lens: list[int], ranks: int, seed: int, padding: int) -> None:
+    """What it gives for rows of padding goes on into the layers that follow: nothing that was in memory before."""
+    plan = plan_step(lens, ranks, min_rows=1)
+    if plan is None:
+        return
+    layer = Layer("layer", lens, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrence, "run_core", MODES[mode])
+        results = run_ranks(ranks, lambda group: run_rank_of_atom(plan, layer, group, padding))
+    out, conv, recurrent = layer.whole(plan)
+    for rank, (own, own_conv, own_recurrent, padded) in enumerate(results):
+        torch.testing.assert_close(own, out[slice(*plan.slice_bounds(rank))], **CLOSE)
+        torch.testing.assert_close(own_conv, conv[layer.slots], **CLOSE)
+        torch.testing.assert_close(own_recurrent, recurrent[layer.slots], **CLOSE)
+        assert len(padded) == padding + plan.padding(rank) and not padded.any()
 
 
 @pytest.mark.parametrize("mode", ["relay", "two_pass"])

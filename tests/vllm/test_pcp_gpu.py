@@ -69,6 +69,10 @@ SMALL_GRAPHS: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes"
 RECALL_OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 128, "enable_prefix_caching": False}
 
 
+#: With this package's decoder on every rank.
+ATOM = {"ATOM_MODELS": "1", "ATOM_PCP_MOE": "replicate"}
+
+
 def recall(heads_divide: bool) -> Engine:
     by_heads = "head_all_to_all" if heads_divide else "auto"
     waves = [wave(ASKED, "relay", "contiguous"), wave(ASKED, "two_pass", "zigzag"), wave(ASKED, by_heads, "zigzag")]
@@ -82,6 +86,7 @@ def eager_of_full_size(ranks: int) -> dict[str, Engine]:
         replicate = {"ATOM_PCP_MOE": "replicate"}
         engines |= {
             "dense": engine(DENSE, DENSE_WAVES),
+            "atom": engine(HYBRID, MIXED, env=ATOM),
             "triton replicate": engine(HYBRID, MIXED, "TRITON_ATTN", env=replicate),
             # Its queries move as FP8. A block of this cache has more tokens than a step, which prefix caching refuses.
             "fp8 cache": engine(HYBRID, MIXED, kv_cache_dtype="fp8", enable_prefix_caching=False),
@@ -99,7 +104,7 @@ def eager_of_small_size(ranks: int) -> dict[str, Engine]:
 
 
 def compiled() -> dict[str, Engine]:
-    return {"hybrid": engine(HYBRID, MIXED, **COMPILED)}
+    return {"hybrid": engine(HYBRID, MIXED, **COMPILED), "atom": engine(HYBRID, MIXED, env=ATOM, **COMPILED)}
 
 
 def stock() -> dict[str, Engine]:
@@ -259,7 +264,7 @@ def check_together(distances: list[Distance], coarser: float = 1) -> None:
     assert compared >= generated / (2 * coarser), f"{compared} of {generated} tokens"
 
 
-@pytest.mark.parametrize("key", ["hybrid", "dense", "triton replicate", "experts"])
+@pytest.mark.parametrize("key", ["hybrid", "dense", "atom", "triton replicate", "experts"])
 def test_two_ranks_on_one_gpu(one: Outcome, two: Outcome, key: str) -> None:
     check_equal(two.of(key), one.of(key)[0])
 
@@ -305,6 +310,13 @@ def test_the_backend_is_the_one_asked_for(two: Outcome, key: str, line: str) -> 
 @pytest.mark.parametrize("key", ["hybrid"])
 def test_compiled_ranks_on_one_gpu(compiled_two: Outcome, stock_one: Outcome, key: str) -> None:
     check_equal(compiled_two.of(key), stock_one.of(key)[0], waves=len(MIXED))
+
+
+@pytest.mark.parametrize("key", ["atom"])
+def test_compiled_ranks_with_an_atom_decoder(compiled_two: Outcome, one: Outcome, key: str) -> None:
+    ranks = compiled_two.of(key)
+    assert all(rank["patches"]["vllm.models.initialize_model"] == "applied" for rank in ranks)
+    check_equal(ranks, one.of(key)[0])
 
 
 @pytest.mark.parametrize("key", ["hybrid", "dense"])

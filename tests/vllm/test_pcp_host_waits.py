@@ -18,6 +18,7 @@ from atom_patches.runtime.pcp_gdn import HaloExchange  # noqa: E402
 from atom_patches.vllm.adapters import pcp_step  # noqa: E402
 from atom_patches.vllm.adapters.pcp_gdn import MODES, relay, two_pass  # noqa: E402
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall  # noqa: E402
+from atom_patches.vllm.adapters.pcp_gdn.core_layer import engine_layer  # noqa: E402
 from atom_patches.vllm.adapters.pcp_queries import QueryMover  # noqa: E402
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep  # noqa: E402
 from tests.host_waits import GPU, host_waits  # noqa: E402
@@ -135,7 +136,7 @@ def test_recurrent_layers(monkeypatch: pytest.MonkeyPatch, mode: str, lengths: l
             rows = plan.rows_per_rank
             mixed_qkv, b, a = (torch.empty(rows, width, device=GPU) for width in (CHANNELS, VALUE_HEADS, VALUE_HEADS))
             out = torch.empty(rows, VALUE_HEADS, SIZE, device=GPU)
-            MODES[mode](CoreCall(lambda *args, **kwargs: None, layer(name), step, mixed_qkv, b, a, out))
+            MODES[mode](CoreCall(engine_layer(lambda *args, **kwargs: None, layer(name)), step, mixed_qkv, b, a, out))
     assert waits == []
 
 

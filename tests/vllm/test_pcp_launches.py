@@ -21,6 +21,7 @@ from atom_patches.vllm.adapters.pcp_attention import gather_key_value  # noqa: E
 from atom_patches.vllm.adapters.pcp_gdn import MODES as RUN  # noqa: E402
 from atom_patches.vllm.adapters.pcp_gdn import head_all_to_all, relay, two_pass  # noqa: E402
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall  # noqa: E402
+from atom_patches.vllm.adapters.pcp_gdn.core_layer import engine_layer  # noqa: E402
 from atom_patches.vllm.adapters.pcp_queries import QueryMover  # noqa: E402
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep  # noqa: E402
 
@@ -125,7 +126,7 @@ def test_a_recurrent_layer(monkeypatch: pytest.MonkeyPatch, mode: Mode, ranks: i
         rows = step.plan.rows_per_rank
         qkv, b, a = (torch.zeros(rows, width) for width in (CHANNELS, VALUE_HEADS, VALUE_HEADS))
         out = torch.zeros(rows, VALUE_HEADS, SIZE)
-        calls = [CoreCall(lambda *args: None, one, step, qkv, b, a, out) for one in layers]
+        calls = [CoreCall(engine_layer(lambda *args: None, one), step, qkv, b, a, out) for one in layers]
         RUN[mode](calls[0])  # what the step's layers share
         counts.append(issued(step, lambda: [RUN[mode](call) for call in calls[1:]]) / len(calls[1:]))  # noqa: B023
     first_pass = SEGMENT if mode == "two_pass" else 0

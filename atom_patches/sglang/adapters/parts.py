@@ -113,7 +113,7 @@ class SglangParts:
             quant_config=self._quant_config, prefix=prefix,
         )  # fmt: skip
 
-    def recurrence(self, layer: int, run: Run) -> Run:
+    def recurrence(self, layer: int, run: Run, weights: object) -> Run:
         return Recurrence(layer, run)
 
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:

@@ -105,12 +105,8 @@ def _platform(config: VllmConfig) -> Iterator[str]:
 
 def _layout(config: VllmConfig, family: str) -> Iterator[str]:
     parallel: Any = config.parallel_config
-    for option, size in (
-        ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
-        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
-    ):
-        if size != 1:
-            yield f"{option} {size}: leave it at 1"
+    if parallel.decode_context_parallel_size != 1:
+        yield f"--decode-context-parallel-size {parallel.decode_context_parallel_size}: leave it at 1"
     if parallel.enable_eplb:
         yield "--enable-eplb: leave it out"
     if parallel.enable_elastic_ep:

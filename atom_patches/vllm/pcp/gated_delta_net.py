@@ -48,6 +48,7 @@ def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
     """Run the layer's core on this rank's rows."""
     from atom_patches.vllm.adapters.pcp_gdn import run_core
     from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+    from atom_patches.vllm.adapters.pcp_gdn.core_layer import engine_layer
     from atom_patches.vllm.adapters.pcp_step import current_split_step
 
     def _forward_core(
@@ -63,6 +64,6 @@ def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
         else:
             # A graph may have padded the rows.
             own = (rows[: step.plan.rows_per_rank] for rows in (mixed_qkv, b, a, core_attn_out))
-            run_core(CoreCall(original, self, step, *own))
+            run_core(CoreCall(engine_layer(original, self), step, *own))
 
     return _forward_core

@@ -42,6 +42,7 @@ def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
     """Run the layer's core on this rank's rows."""
     from atom_patches.vllm.adapters.pcp_gdn import run_core
     from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+    from atom_patches.vllm.adapters.pcp_gdn.core_layer import engine_layer
     from atom_patches.vllm.adapters.pcp_step import current_split_step
 
     def _forward_core(
@@ -51,6 +52,6 @@ def run_own_rows(original: Callable[..., None]) -> Callable[..., None]:
         if step is None:
             original(self, mixed_qkv, b, a, core_attn_out)
         else:
-            run_core(CoreCall(original, self, step, mixed_qkv, b, a, core_attn_out))
+            run_core(CoreCall(engine_layer(original, self), step, mixed_qkv, b, a, core_attn_out))
 
     return _forward_core

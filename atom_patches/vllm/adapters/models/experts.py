@@ -110,5 +110,5 @@ def _as_stored(experts: FusedMoE) -> bool:
     return (
         isinstance(method, UnquantizedFusedMoEMethod)
         and method.unquantized_backend is UnquantizedMoeBackend.TRITON
-        and experts.moe_parallel_config.dp_size == 1
+        and experts.moe_parallel_config.dp_size == experts.moe_parallel_config.pcp_size == 1
     )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +40,8 @@ from atom_patches.vllm.adapters.models.rotary import Rotary
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from atom_patches.models.gdn_core import GdnWeights
 
 
 class Filters(MergedColumnParallelLinear):
@@ -118,10 +121,10 @@ class VllmParts:
     def attention(self, layer: int, shape: AttentionShape, *, prefix: str) -> nn.Module:
         return PagedAttention(shape, self._config, prefix)
 
-    def recurrence(self, layer: int, run: Recurrence) -> RecurrentLayer:
+    def recurrence(self, layer: int, run: Recurrence, weights: Callable[[], GdnWeights]) -> RecurrentLayer:
         self._recurrent_layers += 1
         name = f"{self._prefix}.layers.{layer}.linear_attn"
-        return RecurrentLayer(layer, run, self._config, name, rehearses=self._recurrent_layers == 1)
+        return RecurrentLayer(layer, run, weights, self._config, name, rehearses=self._recurrent_layers == 1)
 
     def experts(self, layer: int, shape: ExpertsShape, *, prefix: str) -> nn.Module:
         return RoutedExperts(shape, quant_config=self._quant_config, prefix=prefix)

@@ -8,6 +8,7 @@ name. What it finds here is the decoder's own recurrence, and the step's metadat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +26,16 @@ from vllm.v1.attention.backends.utils import NULL_BLOCK_ID
 from atom_patches.models.parts import Recurrence
 from atom_patches.runtime import context
 from atom_patches.runtime.gdn import GdnBinding, LayerStates
+from atom_patches.vllm.adapters.pcp_gdn import run_core
+from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
+from atom_patches.vllm.adapters.pcp_gdn.core_layer import CoreLayer
+from atom_patches.vllm.adapters.pcp_step import SplitStep
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
+
+    from atom_patches.models.gdn_core import GdnWeights
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 REHEARSED = 64
@@ -41,16 +48,27 @@ class RecurrentLayer(MambaBase):
     Args:
         layer: its number.
         run: the decoder's.
+        weights: the decoder's, once they are loaded.
         prefix: its name, by which vLLM assigns a cache and metadata.
         rehearses: whether it runs while vLLM measures memory, which one layer does for all.
     """
 
     mamba_type = "gdn_attention"  # pyright: ignore[reportAssignmentType]  # a property in vLLM
 
-    def __init__(self, layer: int, run: Recurrence, config: VllmConfig, prefix: str, *, rehearses: bool) -> None:
+    def __init__(
+        self,
+        layer: int,
+        run: Recurrence,
+        weights: Callable[[], GdnWeights],
+        config: VllmConfig,
+        prefix: str,
+        *,
+        rehearses: bool,
+    ) -> None:
         self.kv_cache: tuple[Tensor, ...] = ()
         self._layer = layer
         self._run = run
+        self._weights = weights
         self._prefix = prefix
         self._shapes = state_shapes(config)
         self._dtypes = state_dtypes(config)
@@ -79,9 +97,29 @@ class RecurrentLayer(MambaBase):
         if metadata is None:
             self._without_requests(mixed_qkv, a, b, core_attn_out)
             return
+        if isinstance(metadata, SplitStep):
+            self._own_rows(metadata, mixed_qkv, b, a, core_attn_out)
+            return
         binding = bound(metadata[self._prefix], {self._layer: self._states()})
         with context.bind_gdn(binding):
             core_attn_out.copy_(self._run(mixed_qkv, a, b))
+
+    def _own_rows(self, step: SplitStep, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        """A rank's part of a step that is split over prefill-context-parallel ranks."""
+        # A graph may have padded the rows, of which nobody else writes the outputs.
+        core_attn_out[step.own_rows.stop :].zero_()
+        own = (rows[: step.plan.rows_per_rank] for rows in (mixed_qkv, b, a, core_attn_out))
+        run_core(CoreCall(self._as_core_layer(), step, *own))
+
+    def _as_core_layer(self) -> CoreLayer:
+        """What runs, and what of it ranks compute together; `run` comes back here, with metadata of its own."""
+        weights = self._weights()
+        heads, value_size, key_size = self._shapes[1]
+        key_heads = (weights.conv.shape[0] - heads * value_size) // (2 * key_size)
+        return CoreLayer(
+            self._prefix, self._forward_core, self.kv_cache, key_heads, heads, key_size, value_size,
+            weights.conv, None, weights.A_log, weights.dt_bias,
+        )  # fmt: skip
 
     def _states(self) -> LayerStates:
         conv, temporal = self.kv_cache

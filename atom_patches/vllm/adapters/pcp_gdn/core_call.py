@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,11 @@ import torch
 from atom_patches.core import settings
 from atom_patches.runtime.pcp_gdn_cost import GdnShape
 from atom_patches.vllm.adapters.pcp_copies import on_device
+from atom_patches.vllm.adapters.pcp_gdn.core_layer import CoreLayer
 from atom_patches.vllm.adapters.pcp_gdn.state_slots import StateSlots
 from atom_patches.vllm.adapters.pcp_step import RecurrentMetadata, SplitStep, layer_metadata, logger
 
 if TYPE_CHECKING:
-    from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
 
@@ -25,7 +24,6 @@ class CoreCall:
     """What the engine calls a layer's core with, and in which step.
 
     Attributes:
-        original: the engine's own ``_forward_core``.
         layer: the layer.
         step: the step.
         mixed_qkv: ``[rows_per_rank, channels]``, before the convolution.
@@ -33,8 +31,7 @@ class CoreCall:
         core_attn_out: ``[rows_per_rank, v_heads, v_head_dim]``, to be written in place.
     """
 
-    original: Callable[..., None]
-    layer: GatedDeltaNetAttention
+    layer: CoreLayer
     step: SplitStep
     mixed_qkv: torch.Tensor
     b: torch.Tensor
@@ -43,7 +40,7 @@ class CoreCall:
 
     @property
     def metadata(self) -> RecurrentMetadata:
-        return self.step.recurrent[self.layer.prefix]
+        return self.step.recurrent[self.layer.name]
 
     @cached_property
     def states(self) -> StateSlots:
@@ -53,21 +50,15 @@ class CoreCall:
     def shape(self) -> GdnShape:
         layer = self.layer
         return GdnShape(
-            key_heads=layer.num_k_heads // layer.tp_size,
-            value_heads=layer.num_v_heads // layer.tp_size,
-            key_size=layer.head_k_dim,
-            value_size=layer.head_v_dim,
-            taps=layer.conv_kernel_size,
+            key_heads=layer.key_heads,
+            value_heads=layer.value_heads,
+            key_size=layer.key_size,
+            value_size=layer.value_size,
+            taps=layer.conv_weight.shape[1],
             element_bytes=self.mixed_qkv.element_size(),
             state_bytes_each=self.states.recurrent.element_size(),
             in_a_row=self.step.in_a_row,
         )
-
-    @property
-    def conv_weight(self) -> torch.Tensor:
-        """``[channels, taps]``."""
-        weight: Any = self.layer.conv1d.weight
-        return weight.squeeze(1)
 
     @property
     def pooled_slots(self) -> torch.Tensor:
@@ -80,16 +71,16 @@ class CoreCall:
         return on_device(values, self.mixed_qkv.device)
 
     def run(self, metadata: GDNAttentionMetadata, rows: slice) -> None:
-        """The engine's own core on some of this rank's rows."""
+        """The layer's own core on some of this rank's rows."""
         self.run_on(metadata, *(tensor[rows] for tensor in (self.mixed_qkv, self.b, self.a, self.core_attn_out)))
 
     def run_on(
         self, metadata: GDNAttentionMetadata, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor,
         core_attn_out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """The engine's own core on given rows."""
-        with layer_metadata(self.layer.prefix, metadata):
-            self.original(self.layer, mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
+        """The layer's own core on given rows."""
+        with layer_metadata(self.layer.name, metadata):
+            self.layer.run(mixed_qkv, b, a, core_attn_out)
 
     def begin(self) -> None:
         """Give new requests empty states, and run the replicated requests."""
@@ -101,4 +92,4 @@ class CoreCall:
     def trace(self, message: str, *values: Any) -> None:
         """Log a line about this layer if the user wants to see such."""
         if settings.pcp_debug():
-            logger.info("%s: %s", self.layer.prefix, message % values)
+            logger.info("%s: %s", self.layer.name, message % values)

@@ -70,13 +70,13 @@ def _scan(
     """Convolution and scan of the pool; ``conv`` and ``recurrent`` become the final states."""
     layer = call.layer
     channels = share.channels[call.step.rank]
-    bias = layer.conv1d.bias
+    bias = layer.conv_bias
     requests = len(conv)
     return gdn_prefill(
         mixed_qkv,
         a,
         b,
-        conv_weight=call.conv_weight[channels],
+        conv_weight=layer.conv_weight[channels],
         conv_bias=None if bias is None else bias[channels],
         conv_state=conv,
         ssm_state=recurrent,

@@ -58,7 +58,7 @@ def _arguments(call: CoreCall) -> tuple[Any, ...]:
     layer, states, segments = call.layer, call.states, own_segments(call)
     rows = call.step.own_rows
     return (
-        call.mixed_qkv[rows], call.a[rows], call.b[rows], call.conv_weight, layer.conv1d.bias, states.conv,
+        call.mixed_qkv[rows], call.a[rows], call.b[rows], layer.conv_weight, layer.conv_bias, states.conv,
         states.recurrent, call.pooled_slots[segments.order], segments.resumed, segments.cu_seqlens, layer.A_log,
         layer.dt_bias, call.shape.key_size**-0.5, 1e-6, layer.activation, None,
     )  # fmt: skip

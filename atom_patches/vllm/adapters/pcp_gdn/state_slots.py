@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
@@ -17,7 +19,7 @@ class StateSlots:
         recurrent: ``[slots, heads, V, K]``.
     """
 
-    def __init__(self, kv_cache: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> None:
+    def __init__(self, kv_cache: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(kv_cache)
         self._slot_bytes = [t[0].numel() * t.element_size() for t in self._tensors]
         conv, self.recurrent = self._tensors
