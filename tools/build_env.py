@@ -5,6 +5,8 @@
 The packages of envs/NAME.txt go into a base environment in the user's cache, named by the hash of what made it and
 shared by all checkouts. The checkout itself is installed, editable, into a thin environment of its own,
 .venv/NAME, which reads everything else from the base: two checkouts never see each other's code.
+Where there is envs/NAME.toml instead, the base is another release's, and this one's Python files are laid over it
+(tools/stand_in.py).
 Prints the thin environment's interpreter as its last line. Does nothing when all is there.
 """
 
@@ -25,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cuda_stubs
+import stand_in
 from toolcache import ROOT, cache_root, content_hash, locked
 
 PYTHON = (3, 11)
@@ -40,6 +43,11 @@ def say(text: str) -> None:
 def fail(text: str) -> None:
     say(text)
     raise SystemExit(1)
+
+
+def lock_of(name: str) -> Path:
+    """The file with an environment's packages."""
+    return ROOT / "envs" / f"{name}.txt"
 
 
 def site_packages(environment: Path) -> Path:
@@ -124,12 +132,18 @@ def build_base(name: str, lock: Path) -> Path:
     return base
 
 
-def join_checkout(name: str, base: Path) -> Path:
-    """The thin environment's interpreter; made anew when the base or the packaging of the checkout changed."""
+def join_checkout(name: str, base: Path, over: Sequence[Path] = ()) -> Path:
+    """The thin environment's interpreter; made anew when the base or the packaging of the checkout changed.
+
+    Args:
+        name: of the environment.
+        base: the base environment.
+        over: folders whose packages come before the base's.
+    """
     packaging = [ROOT / name for name in ("setup.py", "pyproject.toml", "atom_patches.pth")]
     source = (ROOT / "atom_patches" / "__init__.py").read_text()
     version = next(line for line in source.splitlines() if line.startswith("__version__"))
-    made_of = content_hash([*packaging, Path(__file__)], str(base), str(ROOT), version)
+    made_of = content_hash([*packaging, Path(__file__)], str(base), str(ROOT), version, *map(str, over))
     thin = ROOT / ".venv" / name
     marker = thin / MARKER
     python = thin / "bin" / "python"
@@ -140,8 +154,8 @@ def join_checkout(name: str, base: Path) -> Path:
         marker.unlink(missing_ok=True)
         venv.create(thin, with_pip=False)
         # Named to be read before the other .pth files: ours may import what lies in the base.
-        line = f"import site; site.addsitedir({str(site_packages(base))!r})\n"
-        (site_packages(thin) / "0-base.pth").write_text(line)
+        lines = [f"import site; site.addsitedir({str(folder)!r})\n" for folder in (*over, site_packages(base))]
+        (site_packages(thin) / "0-base.pth").write_text("".join(lines))
         pip = [str(base / "bin" / "python"), "-m", "pip", "--python", str(python)]
         editable = [*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)]
         run_pip(editable, thin / "install.log")
@@ -152,16 +166,21 @@ def join_checkout(name: str, base: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="a lock file's name in envs/, without .txt")
+    parser.add_argument("name", help="a file's name in envs/, without .txt or .toml")
     name: str = parser.parse_args().name
-    lock = ROOT / "envs" / f"{name}.txt"
+    release = stand_in.declared(name)
+    below = name if release is None else release.over
+    lock = lock_of(below)
     if not lock.exists():
-        fail(f"no {lock}; known: {', '.join(sorted(p.stem for p in lock.parent.glob('*.txt')))}")
+        known = sorted(path.stem for kind in ("*.txt", "*.toml") for path in lock.parent.glob(kind))
+        fail(f"no {lock}; known: {', '.join(known)}")
     check_machine(name)
     # The installer must not be steered by the environment of whoever runs it.
     for variable in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         os.environ.pop(variable, None)
-    print(join_checkout(name, build_base(name, lock)))
+    base = build_base(below, lock)
+    over = [] if release is None else [stand_in.layer(name, release, site_packages(base))]
+    print(join_checkout(name, base, over))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
 """The releases that the patches are held against, and their Python sources.
 
-A release that has an environment here (envs/NAME.txt) is read where it is installed. Of another one the wheel is
-fetched once, and only its Python sources are kept, in the user's cache.
+A release that has a package for machines without a GPU (envs/NAME.txt) is read where it is installed. Of another one
+the wheel is fetched once, and only its Python sources are kept, in the user's cache; they may run on the operators of a
+release that has such a package (envs/NAME.toml, tools/stand_in.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import build_env
-from toolcache import ROOT, cache_root, locked
+import stand_in
+import wheel_sources
+from toolcache import ROOT
 
 RECORDS = ROOT / "envs" / "lanes"
 
@@ -45,9 +45,19 @@ class Lane:
         return f"{self.engine}-{self.version}"
 
     @property
+    def is_packaged(self) -> bool:
+        """Whether the release has a package for machines without a GPU."""
+        return build_env.lock_of(self.name).exists()
+
+    @property
+    def stood_in_for(self) -> stand_in.StandIn | None:
+        """What stands in for the release where it has no such package."""
+        return stand_in.declared(self.name)
+
+    @property
     def has_environment(self) -> bool:
-        """Whether the release can be installed on a machine without a GPU."""
-        return (ROOT / "envs" / f"{self.name}.txt").exists()
+        """Whether tests can run on the release, or on what stands in for it, without a GPU."""
+        return self.is_packaged or self.stood_in_for is not None
 
     @property
     def record(self) -> Path:
@@ -85,30 +95,9 @@ def sources(lane: Lane) -> Path:
     Raises:
         SystemExit: the wheel could not be fetched.
     """
-    if lane.has_environment:
-        lock = ROOT / "envs" / f"{lane.name}.txt"
-        return build_env.site_packages(build_env.build_base(lane.name, lock))
-    folder = cache_root() / "sources" / f"{lane.distribution}-{lane.version}"
-    with locked(folder.with_name(folder.name + ".lock")):
-        if not folder.exists():
-            _fetch(lane, folder)
-    return folder
-
-
-def _fetch(lane: Lane, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        wanted = f"{lane.distribution}=={lane.version}"
-        options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet", "--disable-pip-version-check")
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", scratch, wanted]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"matrix: {wanted} cannot be fetched:\n{done.stderr[-2000:]}")
-        (wheel,) = Path(scratch).glob("*.whl")
-        unpacked = Path(scratch) / "unpacked"
-        with zipfile.ZipFile(wheel) as archive:
-            # The metadata too: by it the version is known without an import.
-            archive.extractall(unpacked, [n for n in archive.namelist() if n.endswith((".py", ".dist-info/METADATA"))])
-        shutil.move(unpacked, folder)
+    if lane.is_packaged:
+        return build_env.site_packages(build_env.build_base(lane.name, build_env.lock_of(lane.name)))
+    return wheel_sources.python_sources(lane.distribution, lane.version)
 
 
 def read(lane: Lane) -> dict[str, Any]:

@@ -7,9 +7,11 @@
                                                      # newest release
 
 A release is read from its sources, without a GPU and without importing it (see tools/lanes.py); what was found is kept
-in envs/lanes, so that the document can be checked anywhere. Where a release can be installed, tests/ordering and
-tests/drift run on it: every patch that fits is applied and taken back, and drills of changed sources are held. Of vLLM,
-its own unit tests run, too, with the patches in their places (see tools/engine_tests.py).
+in envs/lanes, so that the document can be checked anywhere. Where a release can be installed, or another one's compiled
+operators stand in for its own (see tools/stand_in.py), tests/ordering and tests/drift run on it: every patch that fits
+is applied and taken back, and drills of changed sources are held. Engines of two ranks run, too, if vLLM's model runner
+has a manager of prefill context parallelism. Of vLLM, its own unit tests run as well, with the patches in their places
+(see tools/engine_tests.py).
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ def cell(lane: Lane, patch: Patch, record: Mapping[str, Any]) -> Cell:
         return Cell("moved")
     # Hooks that hand the configuration over apply whatever their target looks like.
     if not gone and not changed or patch.kind == "bootstrap":
-        return Cell("applies", "ran" if patch.id in record.get("ran", ()) else "read")
+        ran = "ran" if lane.is_packaged else "ran, stand-in"
+        return Cell("applies", ran if patch.id in record.get("ran", ()) else "read")
     return Cell("unsupported", f"{len(gone) + len(changed)} of {len(targets)} changed")
 
 
@@ -262,12 +265,20 @@ def summary() -> Iterator[str]:
     for lane in LANES:
         counted = Counter(cells[lane.version].state for cells in grid(lane.engine).values())
         unknown += counted["unknown"]
-        how = "installed" if lane.has_environment else "sources only"
-        yield f"{lane.name} ({how}): {', '.join(f'{number} {state}' for state, number in sorted(counted.items()))}"
+        told = ", ".join(f"{number} {state}" for state, number in sorted(counted.items()))
+        yield f"{lane.name} ({_how(lane)}): {told}"
     for name, states in aiter_signatures.states().items():
         yield f"aiter {name} (signatures): {states.count('yes')} of {len(states)} functions as the bindings call them"
     count = sum(len(patches(name)) for name in TITLES)
     yield f"matrix: {len(LANES) + len(aiter_signatures.states())} lanes, {count} patches, {unknown} unknown"
+
+
+def _how(lane: Lane) -> str:
+    """What there is of a release."""
+    if lane.is_packaged:
+        return "installed"
+    release = lane.stood_in_for
+    return "sources only" if release is None else f"its Python on {release.over}'s compiled operators"
 
 
 def main() -> int:
