@@ -22,6 +22,20 @@ FAULTS = (
     # The runner prepares a step of as many rows as a rank would have without padding.
     Fault(MANAGER, ROWS, "plan is None else plan.rows_per_rank", "plan is None else sum(lengths)"),
     Fault(MANAGER, ROWS, "assert batch_desc.cg_mode == CUDAGraphMode.NONE", "assert True"),
+    # The runner of a release that makes the manager before its caches is given a manager without any.
+    Fault(
+        MANAGER,
+        f"{ROWS}::test_caches_are_addressed_as_without_a_split_and_may_come_after_the_manager",
+        'and hands it their tables later."""\n        self._block_tables = block_tables',
+        'and hands it their tables later."""',
+    ),
+    # A step without requests goes to buffers that this manager does not have.
+    Fault(
+        MANAGER,
+        f"{ROWS}::test_a_step_without_requests_stays_in_the_runners_buffers",
+        "    prepare_inputs_for_capture_or_profile = prepare_inputs_to_capture\n",
+        "",
+    ),
     # Attention reads caches by the slots and tables of this rank's requests.
     Fault(f"{GROUP}/cpu_attention.py", f"{ENGINES}[qwen3]", "return gather_before_write(original)", "return original"),
     Fault(f"{GROUP}/gated_delta_net.py", f"{ENGINES}[qwen3_5 relay]", "if step is None:", "if True:"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +21,15 @@ if not source.defined(_config.MANAGER).ok:
     pytest.skip("this vLLM has no manager of prefill context parallelism", allow_module_level=True)
 
 from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 
 from atom_patches.vllm.adapters import pcp_manager, pcp_step
 from tests.vllm.ranks_in_threads import Group, run_ranks
 
 CPU = torch.device("cpu")
+ONLY_GRAPHS = {"input_buffers"}
+"""What the runner asks a manager for where graphs are captured or decodes are split, neither of which is served."""
 NO_GRAPH: Any = SimpleNamespace(cg_mode=CUDAGraphMode.NONE)
 HIDDEN = 3
 
@@ -110,3 +115,51 @@ def test_a_graph_may_not_hold_a_split_step() -> None:
             manager.partition_batch(batch_of([40], [0]), graph)
 
     run_ranks(2, work)
+
+
+class Tables:
+    """Says what it was asked."""
+
+    def gather_block_tables(self, requests: Any, num_reqs_padded: int) -> Any:
+        return "tables", requests, num_reqs_padded
+
+    def compute_slot_mappings(self, requests: Any, starts: Any, positions: Any, num_tokens_padded: int) -> Any:
+        return "slots", requests, starts, positions, num_tokens_padded
+
+
+def test_caches_are_addressed_as_without_a_split_and_may_come_after_the_manager() -> None:
+    def work(group: Group) -> tuple[Any, Any]:
+        GROUPS[threading.get_ident()] = group
+        manager: Any = pcp_manager.manager_for(config(True))(device=CPU)
+        batch = batch_of([1, 40], [7, 0])
+        own = manager.partition_batch(batch, NO_GRAPH)
+        with pytest.raises(AssertionError, match="before there are caches"):
+            manager.prepare_attn(own)
+        manager.set_block_tables(Tables())
+        return batch, manager.prepare_attn(own)
+
+    for batch, (rows, slots) in run_ranks(2, work):
+        assert rows == ("tables", batch.idx_mapping, 2)
+        assert slots[1] is batch.idx_mapping and slots[2] is batch.query_start_loc
+        assert slots[3] is batch.positions and slots[4] == 41
+
+
+def test_it_has_whatever_the_runner_asks_a_manager_for() -> None:
+    tree = ast.parse(inspect.getsource(model_runner))
+    asked = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.pcp_manager"
+    }
+    manager = pcp_manager.SplitManager
+    inherited = {name for name in asked if name not in vars(manager)}
+    assert "partition_batch" in asked
+    # The property gives back the batch that this package's method has kept.
+    assert inherited <= {"global_batch", *ONLY_GRAPHS}
+
+
+@pytest.mark.parametrize("name", ["prepare_inputs_to_capture", "prepare_inputs_for_capture_or_profile"])
+def test_a_step_without_requests_stays_in_the_runners_buffers(name: str) -> None:
+    manager = pcp_manager.manager_for(config(True))(device=CPU)
+    batch = batch_of([3, 4], [0, 0])
+    assert getattr(manager, name)(batch) is batch

@@ -73,7 +73,7 @@ class SplitManager(PCPManager):
         """Nothing: what is not served was refused before the engine was built."""
 
     def set_block_tables(self, block_tables: BlockTables | None) -> None:
-        """Later releases make the manager before there are block tables."""
+        """From vLLM 0.33 on, the runner makes the manager before there are caches, and hands it their tables later."""
         self._block_tables = block_tables
 
     def get_num_tokens_for_dispatch(self, num_scheduled_tokens: np.ndarray, is_prefilling: np.ndarray) -> int:
@@ -116,7 +116,7 @@ class SplitManager(PCPManager):
         return input_batch
 
     prepare_inputs_for_capture_or_profile = prepare_inputs_to_capture
-    """What later releases call it."""
+    """What vLLM 0.33 calls it, where a memory profile takes this way, too."""
 
     def restore_for_sampling(
         self, hidden_states: torch.Tensor, aux_hidden_states: list[torch.Tensor] | None

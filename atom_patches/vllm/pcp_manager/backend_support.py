@@ -20,7 +20,7 @@ RECURRENT = "GDN_ATTN"
 PATCH = Patch(
     id="vllm.pcp_manager.backend_support",
     target="vllm.v1.attention.backend:AttentionBackend.supports_pcp",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

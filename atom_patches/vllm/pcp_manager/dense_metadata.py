@@ -15,7 +15,7 @@ from atom_patches.vllm.pcp_manager._metadata import build_split
 PATCH = Patch(
     id="vllm.pcp_manager.dense_metadata",
     target="vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

@@ -15,7 +15,7 @@ from atom_patches.vllm.pcp_manager._config import managed_pcp
 PATCH = Patch(
     id="vllm.pcp_manager.flash_attention",
     target="vllm.v1.attention.backends.flash_attn:FlashAttentionImpl.do_kv_cache_update",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

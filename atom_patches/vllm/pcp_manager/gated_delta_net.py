@@ -22,7 +22,7 @@ LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 PATCH = Patch(
     id="vllm.pcp_manager.gated_delta_net",
     target=f"{LAYER}:QwenGatedDeltaNetAttention._forward_core",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp_with_recurrence,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PATCH = Patch(
     id="vllm.pcp_manager.manager_class",
     target="vllm.v1.worker.gpu.model_runner:GPUModelRunner.pcp_manager_cls",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATCH = Patch(
     id="vllm.pcp_manager.model_inputs",
     target="vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_inputs",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

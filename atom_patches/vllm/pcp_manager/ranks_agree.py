@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PATCH = Patch(
     id="vllm.pcp_manager.ranks_agree",
     target="vllm.v1.worker.gpu_worker:Worker.load_model",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,

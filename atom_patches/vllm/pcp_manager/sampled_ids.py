@@ -17,7 +17,7 @@ from atom_patches.vllm.pcp_manager._config import managed_pcp
 PATCH = Patch(
     id="vllm.pcp_manager.sampled_ids",
     target="vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample",
-    supports="vllm>=0.32,<0.33",
+    supports="vllm>=0.32,<0.34",
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,
