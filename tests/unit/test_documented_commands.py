@@ -94,6 +94,7 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     r"make feature-matrix ARGS=--new": Test("tests/vllm/test_features.py"),
     r"make (lint|typecheck|docs)": Job("make lint typecheck docs"),
     r"make (test|env|env-sglang|examples)": Job(".ci/run"),
+    r"make env ENGINE=vllm-0\.33\.0": Job("make matrix"),  # which builds what it runs on
     r"make changes": Job("make lint typecheck docs"),  # the site has them
     r"make release VERSION=.*": Lacking("a release to make"),
     r"make test-(sglang|kernels ARGS=.*)": Job(".ci/run"),
