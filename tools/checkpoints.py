@@ -219,6 +219,7 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "llama_bias": (lambda: _llama({**TINY, "attention_bias": True, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_tied": (lambda: _qwen3({**TINY, **QWEN3_TIED, "intermediate_size": 192}), TINY_VOCAB),
     "qwen3_moe": (lambda: _qwen3_moe({**TINY, **QWEN3_MOE}), TINY_VOCAB),
+    "qwen3_moe_throughout": (lambda: _qwen3_moe({**TINY, **QWEN3_MOE, "mlp_only_layers": []}), TINY_VOCAB),
     "qwen3_moe_plain": (lambda: _qwen3_moe({**TINY, **QWEN3_MOE, "norm_topk_prob": False}), TINY_VOCAB),
     "qwen3_next": (
         lambda: _qwen3_next({**TINY, **TINY_GDN, **TINY_MOE, **NEXT_MOE, "intermediate_size": 192}),

@@ -127,9 +127,7 @@ def rows(engine: Engine, decided: Mapping[Case, Decision]) -> list[Case]:
     """The engines to run."""
     found = _decoders(engine, decided)
     for one in engine.features:
-        if one.overlay:
-            found += _with_overlay(engine, decided, one)
-        elif not one.not_run and not one.needs_gpu and (family := _left(engine, decided, one)):
+        if not one.not_run and not one.needs_gpu and (family := _left(engine, decided, one)):
             found.append(case_of(engine, family, one.name))
     return list(dict.fromkeys(found))
 
@@ -144,50 +142,25 @@ def _left(engine: Engine, decided: Mapping[Case, Decision], feature: Feature) ->
 
 
 def _decoders(engine: Engine, decided: Mapping[Case, Decision]) -> list[Case]:
-    """Cases of ATOM decoders."""
+    """Cases of ATOM decoders in which every two values meet."""
+    base = engine.base
 
     def served(case: Case) -> bool:
         return decided[case].state == SERVED
-
-    return _cover(engine, engine.features, served, frozenset())
-
-
-def _with_overlay(engine: Engine, decided: Mapping[Case, Decision], overlay: Feature) -> list[Case]:
-    """Cases with a feature that this package serves with the engine's own decoders."""
-
-    def served(case: Case) -> bool:
-        met = [case_of(engine, case.family, overlay.name)] if not case.features else [case]
-        met += [case_of(engine, engine.base, overlay.name, name) for name in case.features]
-        return all(decided[one].state in (SERVED, STOCK) for one in met)
-
-    others = tuple(one for one in engine.features if one is not overlay and not _left(engine, decided, one))
-    return _cover(engine, others, served, frozenset({overlay.name}))
-
-
-def _cover(engine: Engine, features: tuple[Feature, ...], served: Any, always: frozenset[str]) -> list[Case]:
-    """Cases in which every two values meet.
-
-    Args:
-        engine: the engine.
-        features: that may be on.
-        served: whether a case is to be run that has at most two features besides.
-        always: features that are always on.
-    """
-    base = engine.base
 
     def alone(feature: Feature) -> bool:
         if feature.not_run or not means_something(engine.family(base), feature):
             return False
         return served(case_of(engine, base, feature.name))
 
-    there = [one for one in features if alone(one)]
+    there = [one for one in engine.features if alone(one)]
     families = [one.name for one in engine.families if not one.not_run]
     factors = {"family": families, **{one.name: (OFF, one.name) for one in there}}
 
     def allowed(row: Row) -> bool:
         family, *rest = row
         on = [name for name in rest if name != OFF]
-        case = _ordered(engine, family, {*on, *always})
+        case = _ordered(engine, family, set(on))
         if any(engine.feature(name).on_ranks for name in on) and not _spread(engine, case):
             return False
         if ranks(engine, case) > (MOST_RANKS if family == base else FEW_RANKS):
@@ -202,6 +175,5 @@ def _cover(engine: Engine, features: tuple[Feature, ...], served: Any, always: f
         )
 
     return [
-        _ordered(engine, family, {name for name in rest if name != OFF} | always)
-        for family, *rest in pairwise(factors, allowed)
+        _ordered(engine, family, {name for name in rest if name != OFF}) for family, *rest in pairwise(factors, allowed)
     ]

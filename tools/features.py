@@ -43,7 +43,6 @@ class Feature:
         env: the same, in the environment.
         needs: what a family must have for it to mean anything.
         on_ranks: it means nothing on one rank.
-        overlay: this package serves it, whoever's decoder runs.
         in_stock: the engine that is compared with has it, too: otherwise its numbers, or its prompts, would be others.
         needs_gpu: the engine has it on a GPU alone, so that it cannot be asked for here.
         not_run: what runs engines with it, or why none does, if those of the matrix do not.
@@ -56,7 +55,6 @@ class Feature:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     needs: str = ""
     on_ranks: bool = False
-    overlay: bool = False
     in_stock: bool = False
     needs_gpu: bool = False
     not_run: str = ""
@@ -119,7 +117,7 @@ VLLM = Engine(
     ),
     features=(
         Feature("tensor parallelism", "--tensor-parallel-size", {"tensor_parallel_size": 2}),
-        Feature("PCP", "--prefill-context-parallel-size", {"prefill_context_parallel_size": 2}, overlay=True),
+        Feature("PCP", "--prefill-context-parallel-size", {"prefill_context_parallel_size": 2}),
         Feature("data parallelism, idle ranks", "--data-parallel-size", {"data_parallel_size": 2}),
         Feature("expert parallelism", "--enable-expert-parallel", {"enable_expert_parallel": True}, needs=EXPERTS,
                 on_ranks=True),
@@ -158,7 +156,8 @@ SGLANG = Engine(
     families=(
         Family("llama", "llama_tied"),
         Family("qwen3", "qwen3_tied"),
-        Family("qwen3_moe", "qwen3_moe", has(EXPERTS)),
+        # SGLang's own decoder, which is compared with, takes `mlp_only_layers` for layers with experts.
+        Family("qwen3_moe", "qwen3_moe_throughout", has(EXPERTS)),
         Family("qwen3_next", "qwen3_next", has(EXPERTS, RECURRENT)),
         Family("qwen3_5", "qwen3_5_moe", has(EXPERTS, RECURRENT, VISION)),
         Family("deepseek_v3", "deepseek_v3", has(EXPERTS), not_run=NO_STOCK),

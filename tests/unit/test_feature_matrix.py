@@ -54,15 +54,15 @@ MADE_UP = Engine(
         feature("short", options={"room": 0}),
         feature("rounded", options={"digits": 2}, in_stock=True),
         feature("foreign"),
-        feature("ours", options={"ranks": 2}, overlay=True),
+        feature("also", options={"ranks": 2}),
         feature("graphs", needs_gpu=True),
     ),
 )  # fmt: skip
 
 
 def decided(engine: Engine = MADE_UP, **other: str) -> dict[Case, Decision]:
-    """Everything is served but what is with a feature of `other`, or `foreign` or `ours`, which are left to stock."""
-    states = {"foreign": STOCK, "ours": STOCK, **other}
+    """Everything is served but what is with a feature of `other`, or `foreign`, which is left to stock."""
+    states = {"foreign": STOCK, **other}
     return {
         case: Decision(next((states[name] for name in case.features if name in states), SERVED), "why")
         for case in cases(engine)
@@ -100,7 +100,7 @@ def test_values_of_one_option_do_not_meet() -> None:
 
 
 def test_sizes_are_multiplied() -> None:
-    case = Case("big", ("spread", "stages", "ours"))
+    case = Case("big", ("spread", "stages", "also"))
     assert options(MADE_UP, case) == {"ranks": 4, "stages": 2, "room": 1}
     assert ranks(MADE_UP, case) == 8
     both = case_of(SGLANG, "qwen3_next", "tensor parallelism", "data-parallel attention, idle ranks")
@@ -109,7 +109,7 @@ def test_sizes_are_multiplied() -> None:
 
 def test_what_is_spread_is_asked_for_on_ranks() -> None:
     assert case_of(MADE_UP, "big", "dealt").features == ("spread", "dealt")
-    assert case_of(MADE_UP, "big", "dealt", "ours").features == ("dealt", "ours")
+    assert case_of(MADE_UP, "big", "dealt", "also").features == ("dealt", "also")
     assert case_of(MADE_UP, "big", "dealt", "stages").features == ("spread", "dealt", "stages")
 
 
@@ -117,30 +117,20 @@ def test_what_is_spread_is_asked_for_on_ranks() -> None:
 
 
 def test_values_meet_in_engines() -> None:
-    found = [case for case in rows(MADE_UP, decided()) if not {"ours", "foreign"} & set(case.features)]
+    found = [case for case in rows(MADE_UP, decided()) if "foreign" not in case.features]
     for family in ("small", "big"):
-        for name in ("spread", "stages", "short", "rounded"):
+        for name in ("spread", "stages", "short", "rounded", "also"):
             assert any(case.family == family and name in case.features for case in found)
             assert any(case.family == family and name not in case.features for case in found)
     assert {case.family for case in found if "dealt" in case.features} == {"big"}
-    for one, other in itertools.combinations(("spread", "dealt", "stages", "short", "rounded"), 2):
+    for one, other in itertools.combinations(("spread", "dealt", "stages", "short", "rounded", "also"), 2):
         assert any({one, other} <= set(case.features) for case in found)
     assert all(ranks(MADE_UP, case) <= (4 if case.family == "big" else 2) for case in found)
 
 
-def test_what_is_left_to_the_engine_runs_once_and_the_overlay_s_own_with_everything() -> None:
+def test_what_is_left_to_the_engine_runs_once() -> None:
     found = rows(MADE_UP, decided())
     assert [case for case in found if "foreign" in case.features] == [Case("small", ("foreign",))]
-    ours = [case for case in found if "ours" in case.features]
-    assert {case.family for case in ours} == {"small", "big"}
-    assert {name for case in ours for name in case.features} == {
-        "spread",
-        "dealt",
-        "stages",
-        "short",
-        "rounded",
-        "ours",
-    }
 
 
 def test_what_is_refused_or_not_run_is_in_no_engine() -> None:
@@ -155,13 +145,13 @@ def test_three_that_do_not_go_together() -> None:
     three = frozenset({"spread", "stages", "short"})
     other = replace(MADE_UP, not_together=(three,))
     assert Case("big", ("spread", "stages", "short")) in cases(other)
-    assert not any(three <= set(case.features) for case in rows(other, decided(other)) if "ours" not in case.features)
+    assert not any(three <= set(case.features) for case in rows(other, decided(other)))
 
 
 def test_whose_decoder_has_to_run() -> None:
     states = decided()
     assert decoder_of(MADE_UP, states, Case("big", ("spread", "short"))) == ATOM
-    assert decoder_of(MADE_UP, states, Case("big", ("short", "ours"))) == OWN
+    assert decoder_of(MADE_UP, states, Case("big", ("short", "foreign"))) == OWN
     assert like(MADE_UP, Case("big", ("spread", "short", "rounded"))) == Case("big", ("rounded",))
 
 
@@ -228,7 +218,7 @@ def test_cells() -> None:
     record = ran(
         ("small", ("spread", "rounded"), EQUAL, ATOM),
         ("big", ("spread", "stages"), EQUAL, ATOM),
-        ("big", ("spread", "ours"), EQUAL, OWN),
+        ("big", ("spread", "foreign"), EQUAL, OWN),
         ("small", ("stages",), "token 3 is 4, not 5", ATOM),
     )
     assert shown(record, "small", "spread") == "equal 1"
@@ -236,8 +226,8 @@ def test_cells() -> None:
     assert shown(record, "big", "spread", "stages") == "equal 1"
     assert shown(record, "big", "rounded") == "served", "no engine ran with both"
     assert shown(record, "small", "stages") == FAULT
-    assert shown(record, "big", "ours") == "stock 1"
-    assert shown(record, "big", "foreign") == "stock"
+    assert shown(record, "big", "foreign") == "stock 1"
+    assert shown(record, "small", "foreign") == "stock"
     assert shown(record, "big", "short") == REFUSED
     assert shown(record, "small", "dealt") == "", "it has no experts"
     assert shown(record, "big", "graphs") == "GPU"
@@ -269,7 +259,3 @@ def test_the_record_has_no_fault(engine: Engine) -> None:
 def test_the_document_is_what_the_records_say() -> None:
     text = PART.document.read_text(encoding="utf-8")
     assert text == PART.updated(text), "run: make feature-matrix"
-
-
-def test_the_overlay_s_own_feature_is_declared() -> None:
-    assert VLLM.feature("PCP").overlay
