@@ -13,6 +13,7 @@ LOGITS = f"{TESTS}/test_decoders.py::test_ragged_prefill"
 REFUSED = f"{TESTS}/test_weights.py::test_configurations_that_are_refused"
 ASKED = f"{UNIT}/test_sglang_models_config.py"
 ENGINES = "tests/sglang/test_atom_models_dense.py"
+RELEASES = "tests/sglang/test_releases.py"
 VLLM = "atom_patches/vllm"
 CHOICE = f"{UNIT}/test_vllm_models_config.py::test_a_family"
 LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_stock_and_named"
@@ -321,8 +322,8 @@ FAULTS = (
     Fault(
         f"{SGLANG}/models/registry.py",
         "tests/sglang/test_model_choice.py::test_the_class",
-        "return CLASSES[model_arch]",
-        "return original(self, model_arch)",
+        "return CLASSES[architecture], architecture",
+        "return model_class, architecture",
     ),
     # The head of a later stage is a matrix of its own, though the checkpoint has one for embedding and head.
     Fault(
@@ -391,6 +392,30 @@ FAULTS = (
         "tensor.index_fill_(0, slots, 0)",
         "tensor[slots] = 0",
     ),
+    # What SGLang's releases do in different ways.
+    Fault(
+        f"{SGLANG}/adapters/gdn_binding.py",
+        f"{RELEASES}::test_recurrent_layers_run_the_mode_that_was_planned",
+        'getattr(batch, "logical_forward_mode", batch.forward_mode)',
+        "batch.forward_mode",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/classes.py",
+        f"{RELEASES}::test_a_head_of_its_own_is_refused",
+        "    if heads:\n",
+        "    if False:\n",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/classes.py",
+        f"{RELEASES}::test_a_head_of_its_own_is_refused",
+        'if name.startswith("language_model."):',
+        "if False:",
+    ),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, "        if getattr(config, name, None):\n", "        if False:\n"),
+    Fault(f"{SGLANG}/models/_config.py", ASKED, 'getattr(config, "enable_mis", False)', "False"),
+    Fault(
+        f"{SGLANG}/adapters/server_args.py", ASKED, 'getattr(config, "attn_dp_size", config.dp_size)', "config.dp_size"
+    ),
     Fault(
         f"{VLLM}/adapters/models/recurrence.py",
         f"{OF_RANKS}[relay]",
@@ -411,9 +436,9 @@ FAULTS = (
     ),
     Fault(
         f"{SGLANG}/models/prefill_graphs.py",
-        "tests/sglang/test_sparse_backend.py::test_no_prefill_is_captured_and_schedulers_know",
-        'backend = "disabled"',
-        'backend = "breakable"',
+        f"{RELEASES}::test_no_prefill_is_captured",
+        "        turn_off(model_runner)\n",
+        "",
     ),
     Fault(
         f"{MODELS}/latent_attention.py",

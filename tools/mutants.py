@@ -187,8 +187,20 @@ CORE = [
     Mutant(
         "atom_patches/core/reviewed.py",
         ("tests/unit/test_reviewed.py",),
-        "(patch is None or all(str(one) in content for one in targets(patch)))",
+        "(patch is None or all(str(one) in content for one in _recorded(patch, content)))",
         "True",
+    ),
+    Mutant(
+        "atom_patches/core/reviewed.py",
+        ("tests/unit/test_reviewed.py",),
+        "next((one for one in sets if all(map(has, one))), sets[0] if sets else [])",
+        "sets[0] if sets else []",
+    ),
+    Mutant(
+        "tools/matrix.py",
+        ("tests/unit/test_matrix.py",),
+        "    targets = reviewed.assumed(patch, lambda target: found[str(target)] is not None)\n",
+        "",
     ),
     Mutant(
         "atom_patches/core/overlay.py",

@@ -70,7 +70,7 @@ FAULTS = (
     ),
     # Prefills are not captured, and schedulers believe that they are.
     Fault(
-        "atom_patches/sglang/sparse_mla/prefill_graphs.py",
+        "atom_patches/sglang/adapters/prefill_graphs.py",
         f"{STEPS}::test_no_prefill_is_captured_and_schedulers_know",
         'prefill.backend = "disabled"',
         'decode.backend = "disabled"',

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.ship:
             file = reviewed.ship(engine, patches, installed.version)
-            accepted = list(dict.fromkeys(str(target) for patch in patches for target in reviewed.targets(patch)))
+            accepted = list(dict.fromkeys(str(target) for patch in patches for target in reviewed.installed(patch)))
         else:
             accepted = [str(target) for target in reviewed.accept(engine, patches, installed.version)]
             file = settings.accepted_file()

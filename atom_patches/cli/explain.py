@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plain(installed: catalogue.Installed, patch: Patch) -> dict[str, Any]:
     standing = catalogue.standing(installed, patch)
-    sources = reviewed.targets(patch) if installed.location is not None and patch.kind != "bootstrap" else []
+    sources = reviewed.installed(patch) if installed.location is not None and patch.kind != "bootstrap" else []
     return {
         "id": patch.id,
         "documentation": catalogue.documentation(installed.engine, patch),
@@ -80,7 +80,7 @@ def _lines(installed: catalogue.Installed, patch: Patch) -> Iterator[str]:
     if installed.location is not None and patch.kind != "bootstrap":
         yield ""
         yield "  source, as installed"
-        for target in reviewed.targets(patch):
+        for target in reviewed.installed(patch):
             yield from _source_lines(installed.engine, patch, target)
 
 

@@ -92,7 +92,7 @@ def fits(engine: Engine, patch: Patch) -> Finding:
         upstream = patch.upstreamed(version)
         if upstream.ok:
             return Finding(State.UPSTREAMED, upstream.reason)
-    faults = [fault for target in reviewed.targets(patch) if (fault := _fault(engine, patch, target)) is not None]
+    faults = [fault for target in reviewed.installed(patch) if (fault := _fault(engine, patch, target)) is not None]
     if not faults:
         note = "" if stated.ok else f"; {stated.reason}, but the source is as reviewed"
         return Finding(State.PENDING, f"the source of {engine.name} {version} is as reviewed{note}")

@@ -7,6 +7,7 @@ and takes it back.
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class Patch:
         when: decides from the engine's configuration, once per engine instance, whether the patch is wanted.
             None: wanted as soon as the target is imported, before any configuration exists.
         relies_on: further targets whose source the patch assumes; fingerprinted like the target.
+        relies_on_one_of: where releases do the same in different places, and the patch fits either: sets of further
+            targets, of which it assumes one, whole: the first that an engine has.
         upstream: the upstream change that makes the patch unnecessary, or why there is none.
         upstreamed: given the engine's version, says whether the engine already behaves this way.
         changes_graph: compiled graphs differ with the patch, so it enters the engine's compile-cache key.
@@ -106,6 +109,7 @@ class Patch:
     group: str | None = None
     when: Callable[[Any], Verdict] | None = None
     relies_on: tuple[str, ...] = ()
+    relies_on_one_of: tuple[tuple[str, ...], ...] = ()
     upstream: str = ""
     upstreamed: Callable[[str], Verdict] | None = None
     changes_graph: bool = False
@@ -118,7 +122,7 @@ class Patch:
             raise ValueError(f"patch id {self.id!r}: use dotted lower-case names, e.g. vllm.pcp.block_table")
         if self.kind not in get_args(Kind):
             raise ValueError(f"patch {self.id}: kind is one of {get_args(Kind)}, got {self.kind!r}")
-        for text in (self.target, *self.relies_on):
+        for text in (self.target, *self.relies_on, *itertools.chain(*self.relies_on_one_of)):
             Target.parse(text)
 
     def around(self, builder: Builder) -> Builder:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from atom_patches.core import discovery, drift, settings
 from atom_patches.core.drift import Fingerprint
 from atom_patches.core.engine import Engine
 from atom_patches.core.patch import Patch, PatchError, Target
+from atom_patches.core.source import SourceError
 
 
 def fingerprints(engine: Engine, target: Target, patch: Patch | None = None) -> dict[str, Fingerprint]:
@@ -33,7 +35,7 @@ def fingerprints(engine: Engine, target: Target, patch: Patch | None = None) -> 
     for file in sorted(shipped_folder(engine).glob("*.json")):
         content = _read(file)
         entry = content.get(str(target))
-        if entry is not None and (patch is None or all(str(one) in content for one in targets(patch))):
+        if entry is not None and (patch is None or all(str(one) in content for one in _recorded(patch, content))):
             known[file.stem] = _fingerprint(entry, file)
     accepted = settings.accepted_file()
     for version, entry in _part(_part(_read(accepted), engine.name, accepted), str(target), accepted).items():
@@ -56,7 +58,7 @@ def accept(engine: Engine, patches: Iterable[Patch], version: str) -> list[Targe
     accepted = dict(_part(content, engine.name, file))
     new: list[Target] = []
     for patch in patches:
-        for target in targets(patch):
+        for target in installed(patch):
             current = drift.fingerprint(drift.current_lines(target))
             if target not in new and not is_known(engine, target, current, patch):
                 accepted[str(target)] = {**_part(accepted, str(target), file), version: _entry(current)}
@@ -84,7 +86,7 @@ def ship(engine: Engine, patches: Iterable[Patch], version: str, *, complete: bo
     """
     file = shipped_folder(engine) / f"{version.partition('+')[0]}.json"
     content = {} if complete else dict(_read(file))
-    for target in _targets(patches):
+    for target in dict.fromkeys(target for patch in patches for target in installed(patch)):
         content[str(target)] = _entry(drift.fingerprint(drift.current_lines(target)))
     _write(file, dict(sorted(content.items())))
     return file
@@ -101,12 +103,40 @@ def shipped_folder(engine: Engine) -> Path:
 
 
 def targets(patch: Patch) -> list[Target]:
-    """Everything whose source the patch assumes: its target first."""
-    return [patch.site, *(Target.parse(text) for text in patch.relies_on)]
+    """Everything whose source the patch assumes, in whatever release: its target first."""
+    return [patch.site, *_parsed((*patch.relies_on, *itertools.chain(*patch.relies_on_one_of)))]
 
 
-def _targets(patches: Iterable[Patch]) -> list[Target]:
-    return list(dict.fromkeys(target for patch in patches for target in targets(patch)))
+def assumed(patch: Patch, has: Callable[[Target], bool]) -> list[Target]:
+    """What of that it assumes in a release which `has` these targets and no others.
+
+    Of a patch that relies on one of several sets that is the first which is there as a whole; if none is, the first.
+    """
+    sets = [_parsed(texts) for texts in patch.relies_on_one_of]
+    one = next((one for one in sets if all(map(has, one))), sets[0] if sets else [])
+    return [patch.site, *_parsed(patch.relies_on), *one]
+
+
+def installed(patch: Patch) -> list[Target]:
+    """What of that it assumes in the installed release."""
+    return assumed(patch, _is_installed)
+
+
+def _recorded(patch: Patch, content: Mapping[str, Any]) -> list[Target]:
+    """What of that it assumes in the release whose file this is."""
+    return assumed(patch, lambda target: str(target) in content)
+
+
+def _is_installed(target: Target) -> bool:
+    try:
+        drift.current_lines(target)
+    except SourceError:
+        return False
+    return True
+
+
+def _parsed(texts: Iterable[str]) -> list[Target]:
+    return [Target.parse(text) for text in texts]
 
 
 def _entry(fingerprint: Fingerprint) -> dict[str, Any]:

@@ -38,7 +38,7 @@ HELD = [
     for patch in PATCHES.values()
     if meant_for_this(patch) or (patch.id in installed.fitting() and patch.kind != "bootstrap")
 ]
-TARGETS = sorted({str(target) for patch in HELD for target in reviewed.targets(patch)})
+TARGETS = sorted({str(target) for patch in HELD for target in reviewed.installed(patch)})
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -16,7 +16,7 @@ from tests.sglang.test_sparse_mla import ASKED, LAYERS, MIXED, waves
 
 #: The one in FP8 has weights with scales of blocks.
 LAYOUTS: dict[str, dict[str, Any]] = {"tp2": TP2, "dp2": DP2, "fp8 tp2": TP2}
-INDEXER = "atom_patches.sglang.adapters.latent.Indexer"
+INDEXER = "atom_patches.sglang.adapters.latent_indexer.Indexer"
 
 pytestmark = pytest.mark.long
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from atom_patches.core import discovery, gates
+from atom_patches.sglang.engine import ENGINE
 from tests.sglang.environment import environment, options
 
 STOCK = "sglang.srt.models.llama"
@@ -30,10 +32,15 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, Any], str, bool]] = {
     "all switched off": ("llama_tied", {"ATOM_MODELS": "1", "ATOM_PATCHES": "0"}, {}, STOCK, False),
     "the option": ("llama_tied", {}, {"model_impl": "atom"}, OURS, False),
     "SGLang's own named": ("llama_tied", {"ATOM_MODELS": "1"}, {"model_impl": "sglang"}, STOCK, False),
-    "an option that is not served": ("llama_tied", {"ATOM_MODELS": "1"}, {"torchao_config": "int8wo"}, STOCK, True),
+    "an option that is not served": ("llama_tied", {"ATOM_MODELS": "1"}, {"cpu_offload_gb": 1}, STOCK, True),
     "a checkpoint that is not served": ("llama_linear", {"ATOM_MODELS": "1"}, {}, STOCK, True),
     "quantised weights": ("llama_tied", {"ATOM_MODELS": "1"}, {"json_model_override_args": QUANTISED}, STOCK, True),
 }
+#: DeepSeek-V3.2 asks for this package's sparse attention, whose patches fit fewer releases.
+SPARSE = (
+    "deepseek_v32", {"ATOM_MODELS": "1", "ATOM_SPARSE_MLA": "1"},
+    {"attention_backend": "dsa", "kv_cache_dtype": "bfloat16"},
+)  # fmt: skip
 #: By name: the checkpoint, settings, options, and what the error says.
 ERRORS: dict[str, tuple[str, dict[str, str], dict[str, Any], str]] = {
     "required by the environment": (
@@ -41,7 +48,7 @@ ERRORS: dict[str, tuple[str, dict[str, str], dict[str, Any], str]] = {
         "rope_type must be one of default, mrope, llama3, yarn, got 'linear'",
     ),
     "required by the option": (
-        "llama_tied", {}, {"model_impl": "atom", "torchao_config": "int8wo"}, "--torchao-config int8wo: leave it out",
+        "llama_tied", {}, {"model_impl": "atom", "cpu_offload_gb": 1}, "weights that are moved away (--cpu-offload-gb,",
     ),
     "required and switched off": (
         "llama_tied", {"ATOM_PATCH_SGLANG_MODELS": "0"}, {"model_impl": "atom"},
@@ -55,8 +62,10 @@ import json, logging, os, sys
 import atom_patches
 from atom_patches.core import PatchError
 from atom_patches.core.log import logger
+from atom_patches.core.registry import REGISTRY
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.server_args import ServerArgs
+from atom_patches.sglang.adapters.server_args import model_config
 
 class Said(logging.Handler):
     def emit(self, record):
@@ -68,13 +77,14 @@ for name, (settings, options) in json.loads(sys.argv[1]).items():
     said, before = [], dict(os.environ)
     os.environ.update(settings)
     args = ServerArgs(**options)
+    getattr(args, "resolve_once", lambda: None)()  # later releases settle the arguments before they are checked
     try:
         args.check_server_args()
-        [architecture] = args.get_model_config().hf_config.architectures
+        [architecture] = model_config(args).hf_config.architectures
         found[name] = [ModelRegistry.resolve_model_cls([architecture])[0].__module__, said]
     except PatchError as error:
         found[name] = ["error", [str(error)]]
-    del args
+    REGISTRY.release("sglang", args)  # as an engine that has ended: not every release's takes weak references
     os.environ.clear()
     os.environ.update(before)
 print(json.dumps(found))
@@ -88,7 +98,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list
 
     plan = {
         name: (settings, options(model_path=str(checkpoint(model)), **more))
-        for name, (model, settings, more, *_) in {**CASES, **ERRORS}.items()
+        for name, (model, settings, more, *_) in {**CASES, **ERRORS, "sparse attention": SPARSE}.items()
     }
     env = environment(ATOM_PATCHES_STATE_DIR=str(tmp_path_factory.mktemp("states")))
     done = subprocess.run(
@@ -112,3 +122,14 @@ def test_what_is_required_and_cannot_be_had_is_an_error(found: dict[str, tuple[s
     outcome, [message] = found[name]
     assert outcome == "error"
     assert ERRORS[name][3] in message
+
+
+def test_a_family_whose_attention_does_not_fit_stops_the_launch_by_name(
+    found: dict[str, tuple[str, list[str]]],
+) -> None:
+    outcome, said = found["sparse attention"]
+    if all(gates.fits(ENGINE, patch).fits for patch in discovery.load(ENGINE) if patch.group == "sglang.sparse_mla"):
+        assert outcome == OURS
+    else:
+        stopped = [line for line in said[0].splitlines() if line.startswith("  - ")]
+        assert outcome == "error" and len(stopped) == 1 and stopped[0].startswith("  - sglang.sparse_mla"), said

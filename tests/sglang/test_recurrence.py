@@ -87,7 +87,8 @@ def stepping(step: Any, binding: GdnBinding) -> Iterator[None]:
     backend = SimpleNamespace(forward_metadata=SimpleNamespace(has_mamba_track_mask=True))
     with pytest.MonkeyPatch.context() as patch, BATCH.entered(step), context.bind_gdn(binding):
         patch.setattr(recurrence, "linear_backend", lambda: backend)
-        patch.setattr(recurrence, "get_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=CHUNK))
+        patch.setattr(recurrence, "get_server_args", lambda: None)
+        patch.setattr(recurrence, "mamba_cache_chunk_size", lambda config: CHUNK)
         yield
 
 

@@ -58,6 +58,9 @@ def toy(**facts: Any) -> Patch:
     return Patch(**given | facts)
 
 
+EITHER = {"relies_on_one_of": (("vllm.toy:g",), ("vllm.toy:h",))}
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any target, the source with the hash `good` was reviewed."""
@@ -78,6 +81,11 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"relies_on": ("vllm.toy:g",)}, {"vllm.toy:f": "good", "vllm.toy:g": None}, "unsupported: 1 of 2 changed"),
         ({"relies_on": ("vllm.toy:g",)}, {"vllm.toy:f": None, "vllm.toy:g": "good"}, "moved"),
         ({"relies_on": ("vllm.toy:g",)}, {"vllm.toy:f": "good"}, "unknown: run `make matrix`"),
+        (EITHER, {"vllm.toy:f": "good", "vllm.toy:g": "good", "vllm.toy:h": None}, "applies: read"),
+        (EITHER, {"vllm.toy:f": "good", "vllm.toy:g": None, "vllm.toy:h": "good"}, "applies: read"),
+        (EITHER, {"vllm.toy:f": "good", "vllm.toy:g": None, "vllm.toy:h": "other"}, "unsupported: 1 of 2 changed"),
+        (EITHER, {"vllm.toy:f": "good", "vllm.toy:g": None, "vllm.toy:h": None}, "unsupported: 1 of 2 changed"),
+        (EITHER, {"vllm.toy:f": "good", "vllm.toy:g": "good"}, "unknown: run `make matrix`"),
         ({"kind": "bootstrap"}, {"vllm.toy:f": "other"}, "applies: read"),
         ({"kind": "bootstrap"}, {"vllm.toy:f": None}, "moved"),
     ],

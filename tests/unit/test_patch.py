@@ -21,6 +21,7 @@ FACTS: dict[str, Any] = {"id": "toy.a", "target": "toy.core:f", "supports": "toy
         ("target", "toy.core.f", "module:qualname"),
         ("target", ":f", "module:qualname"),
         ("relies_on", ("toy.core",), "module:qualname"),
+        ("relies_on_one_of", (("toy.core:f", "toy.core"),), "module:qualname"),
         ("kind", "nice to have", "kind is one of"),
     ],
 )

@@ -66,6 +66,48 @@ def test_a_source_that_was_reviewed_for_another_patch_does_not_count(toy: Any) -
     assert gates.fits(toy.engine, both).state is State.PENDING
 
 
+def either(toy: Any) -> Any:
+    """A patch that fits two releases: one has `user`, another has not, but `late`, and both do without `gone`."""
+    sets = (("user:first", "gone:g"), ("late:late",), ("core:helper",))
+    named = tuple(tuple(f"{toy.name}.{text}" for text in one) for one in sets)
+    return toy.patch("toy.a", "core:plain", relies_on_one_of=named)
+
+
+def test_of_sets_the_first_that_the_engine_has_whole_counts(toy: Any) -> None:
+    patch = either(toy)
+    assert len(reviewed.targets(patch)) == 5
+    assert [target.module.rpartition(".")[2] for target in reviewed.installed(patch)] == ["core", "late"]
+    file = reviewed.ship(toy.engine, [patch], "1.0.0")
+    assert len(json.loads(file.read_text())) == 2
+    assert gates.fits(toy.engine, patch).state is State.PENDING
+
+
+def test_a_set_that_changed_is_not_made_up_for_by_another(toy: Any) -> None:
+    patch = either(toy)
+    toy.review(patch, toy.patch("toy.b", "core:helper"))
+    toy.write("late", "def late(x):\n    return x + 1000\n")
+    finding = gates.fits(toy.engine, patch)
+    assert finding.state is not State.PENDING and "late:late changed" in finding.reason
+
+
+def test_an_engine_with_none_of_the_sets_is_told_of_the_first(toy: Any) -> None:
+    sets = tuple((f"{toy.name}.{text}",) for text in ("gone:f", "gone:g"))
+    patch = toy.patch("toy.a", "core:plain", relies_on_one_of=sets)
+    toy.review(toy.patch("toy.b", "core:plain"))
+    finding = gates.fits(toy.engine, patch)
+    assert finding.state is not State.PENDING and "gone:f is gone" in finding.reason
+
+
+def test_each_version_is_reviewed_with_the_set_that_it_has(toy: Any) -> None:
+    """The file of a version has one of the sets, and counts for the patch."""
+    patch = either(toy)
+    toy.review(patch)
+    (toy.root / toy.name / "late.py").unlink()
+    reviewed.ship(toy.engine, [patch], "2.0.0")
+    assert gates.fits(toy.engine, patch).state is State.PENDING
+    assert set(reviewed.fingerprints(toy.engine, patch.site, patch)) == {"1.0.0", "2.0.0"}
+
+
 def test_accepting_another_version_keeps_the_first(toy: Any, tmp_path: Path) -> None:
     patch = toy.patch("toy.a", "core:plain")
     reviewed.accept(toy.engine, [patch], "1.0.0")

@@ -81,6 +81,14 @@ def test_a_family_is_served_where_it_is_asked_for(
     assert atom_models_asked(server(architecture)).ok is served
 
 
+def test_drafts_in_stages_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting = server(speculative_algorithm="EAGLE", speculative_eagle_topk=1)
+    assert atom_models_asked(drafting).ok
+    monkeypatch.setenv("SGLANG_ENABLE_PP_SPEC", "true")
+    assert "SGLANG_ENABLE_PP_SPEC" in atom_models_asked(drafting).reason
+    assert atom_models_asked(server()).ok
+
+
 def test_weights_in_fp8_with_scales_of_blocks_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "read", lambda family, hf: SimpleNamespace(experts=object(), key_heads=2))
     says = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -98,6 +106,12 @@ def test_weights_in_fp8_with_scales_of_blocks_are_served(monkeypatch: pytest.Mon
         ({"moe_a2a_backend": "pplx"}, "--moe-a2a-backend pplx"),
         ({"moe_a2a_backend": "mori", "dp_size": 4}, "without the package mori"),
         ({"moe_a2a_backend": "deepep"}, "--dp-size 2 below --tp-size 4"),
+        # Later releases say of ranks of attention what --dp-size said before.
+        ({"moe_a2a_backend": "deepep", "dp_size": 4, "attn_dp_size": 2}, "--dp-size 2 below --tp-size 4"),
+        ({"enable_layernorm_sp": True}, "--enable-layernorm-sp: leave it out"),
+        ({"language_model_only": True}, "--language-model-only: leave it out"),
+        ({"startup_weight_load_mode": "overlap"}, "--startup-weight-load-mode overlap: use serial"),
+        ({"enable_mis": True}, "--enable-mis: leave it out"),
         ({"quantization": "fp8"}, "quantised weights (fp8)"),
         ({"declared": "modelopt_fp8"}, "quantised weights (modelopt_fp8)"),
         ({"declared": "gptq", "says": {"quant_method": "gptq", "bits": 4}}, "GPTQ with 4 bits is not among what"),

@@ -24,7 +24,16 @@ from atom_patches.sglang.adapters.language_model import (
 )
 
 
-class _Text:
+class _Shell:
+    """What SGLang asks of a class before it makes one."""
+
+    @staticmethod
+    def shared_experts_fusion_disable_reason(hf_config: Any, quant_config: Any) -> str:
+        """Why SGLang's router leaves shared experts alone."""
+        return "An ATOM decoder has a shared expert beside the routed ones."
+
+
+class _Text(_Shell):
     """The weights of a shell without vision. SGLang's loads no head in a stage that has one, but not the embedding."""
 
     packed_modules_mapping = fused_names(packed=False)
@@ -87,7 +96,7 @@ class AtomQwen3NextForCausalLM(_Text, text.Qwen3_5ForCausalLM):
     body_cls = Qwen3NextLanguageModel
 
 
-class _VisionLanguage:
+class _VisionLanguage(_Shell):
     """The weights of a vision-language shell: the tower's are SGLang's, the language model's the decoder's."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -96,6 +105,7 @@ class _VisionLanguage:
         parameters: dict[str, nn.Parameter] = dict(shell.named_parameters(remove_duplicate=False))
         loaded: set[str] = set()
         for name, tensor in weights:
+            refuse_other_heads(parameters, name)
             if name in ("lm_head.weight",) or "visual." in name:
                 loaded.update(_load(parameters, _shell_name(name), tensor))
             else:
@@ -129,6 +139,8 @@ class AtomQwen3_5MoeForConditionalGeneration(_VisionLanguage, vision_language.Qw
         )
 
 
+LEAVE = "leave ATOM_MODELS out, and SGLang's own model runs"
+
 CLASSES: dict[str, type[nn.Module]] = {
     "DeepseekV3ForCausalLM": AtomDeepseekV3ForCausalLM,
     "DeepseekV32ForCausalLM": AtomDeepseekV32ForCausalLM,
@@ -141,6 +153,19 @@ CLASSES: dict[str, type[nn.Module]] = {
     "Qwen3_5ForConditionalGeneration": AtomQwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForConditionalGeneration": AtomQwen3_5MoeForConditionalGeneration,
 }
+
+
+def refuse_other_heads(parameters: Iterable[str], name: str) -> None:
+    """Raise if the shell has parameters, or the checkpoint a tensor of this name, of a head that is not loaded here.
+
+    Raises:
+        ValueError: that of another head than the language model's, or of a checkpoint without one.
+    """
+    heads = sorted(parameter for parameter in parameters if parameter.startswith("pooler."))
+    if heads:
+        raise ValueError(f"the checkpoint has a head that the ATOM decoder does not load ({heads[0]}): {LEAVE}")
+    if name.startswith("language_model."):
+        raise ValueError(f"the checkpoint is that of a model without a head ({name}): {LEAVE}")
 
 
 def _shell_name(name: str) -> str:

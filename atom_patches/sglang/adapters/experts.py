@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.moe.utils import RoutingMethodType, get_moe_a2a_backend
@@ -19,6 +20,7 @@ from atom_patches.core import settings
 from atom_patches.kernels.fused_moe import fused_moe, moe_routing
 from atom_patches.models.parts import ExpertsShape
 from atom_patches.sglang.adapters.current import current_batch
+from atom_patches.sglang.adapters.server_args import resolved
 
 if TYPE_CHECKING:
     from atom_patches.models.mlp import GatedMlp
@@ -58,6 +60,10 @@ class RoutedExperts(nn.Module):
             routing_method_type=routing,
             inplace=False,  # the shared expert reads the same rows
         )
+        if hasattr(self.topk, "bind_runner_backend"):  # else the choice asks for the runner by itself
+            self.topk.bind_runner_backend(
+                self.experts.runner_backend, routing_method_type=self.experts.routing_method_type
+            )
         self.own = "experts" in settings.fusions() and _as_stored(self.experts)
         # Not modules of this one: the decoder's layer has them.
         self._shared: tuple[GatedMlp, nn.Linear] | None = None
@@ -111,16 +117,23 @@ def _unquantised(layer: Any) -> bool:
 
 def _as_stored(experts: Any) -> bool:
     """Whether SGLang leaves weights as this package's kernels want them, and does nothing else with the routing."""
-    method, args = experts.quant_method, get_server_args()
+    method, args = experts.quant_method, resolved(get_server_args())
     return (
         get_moe_a2a_backend().is_none()
         and type(method) is UnquantizedFusedMoEMethod
         and method.runner.runner_backend.is_triton()
         and method._aiter_runner is None
         and not (is_cpu() and cpu_has_amx_support())
+        and not _interleaves()
         and not args.enable_return_routed_experts
         and args.expert_distribution_recorder_mode is None
     )
+
+
+def _interleaves() -> bool:
+    """Whether SGLang may lay gates and ups out by turns once they are loaded, which it has a setting for."""
+    setting = getattr(envs, "SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED", None)
+    return setting is not None and bool(setting.get())
 
 
 def _expert_map(experts: Any, count: int) -> Tensor | None:

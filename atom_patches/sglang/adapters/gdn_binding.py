@@ -52,13 +52,22 @@ def linear_backend() -> Any | None:
     return backend.linear_attn_backend if isinstance(backend, HybridLinearAttnBackend) else None
 
 
+def planned_mode(batch: ForwardBatch) -> Any:
+    """The mode that the backend planned for.
+
+    Where ranks are padded alike and some rank extends, SGLang says of a rank that decodes that it extends, too, by one
+    token a request; it may keep what its recurrent layers do.
+    """
+    return getattr(batch, "logical_forward_mode", batch.forward_mode)
+
+
 def gdn_binding(batch: ForwardBatch) -> GdnBinding | None:
     """The binding of this rank's step; None for a model without recurrent layers."""
     backend = linear_backend()
     if backend is None:
         return None
     layers = PoolStates(backend.req_to_token_pool)
-    mode = batch.forward_mode
+    mode = planned_mode(batch)
     if mode.is_idle():
         return GdnBinding.idle(layers, torch.device(backend.device))
     planned = backend.forward_metadata

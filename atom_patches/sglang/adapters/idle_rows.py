@@ -74,6 +74,7 @@ def _counts(batch: ForwardBatch, across: Sequence[int]) -> dict[str, object]:
         # SGLang works these out of the numbers above, and keeps them.
         "dp_local_start_pos": None,
         "dp_local_num_tokens": None,
+        **({"global_num_tokens_padded_cpu": list(across)} if hasattr(batch, "global_num_tokens_padded_cpu") else {}),
     }
 
 

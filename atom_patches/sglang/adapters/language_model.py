@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from sglang.srt.distributed import get_pp_group
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from atom_patches.models import families
@@ -38,8 +38,10 @@ class AtomLanguageModel(nn.Module):
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
         self.config = config
-        self.pp_group = get_pp_group()
-        self.decoder = families.make(self.family, config, SglangParts(quant_config), prefix=prefix)
+        self.pp_group = get_parallel().pp_group
+        parts = SglangParts(quant_config)
+        with parts.layers():
+            self.decoder = families.make(self.family, config, parts, prefix=prefix)
         self.layers_to_capture: list[int] = []
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         self._position_axes = 3 if "mrope_section" in rope else 1
@@ -74,6 +76,9 @@ class AtomLanguageModel(nn.Module):
     def set_eagle3_layers_to_capture(self, layers: list[int]) -> None:
         self.layers_to_capture = layers
 
+    def prepare_before_cuda_graph_capture(self, model_runner: object) -> None:
+        """Nothing: what a decoder's kernels need, they get in the passes before a capture."""
+
     @torch.no_grad()
     def forward(
         self,
@@ -87,7 +92,7 @@ class AtomLanguageModel(nn.Module):
         carried = None
         if not self.pp_group.is_first_rank:
             assert pp_proxy_tensors is not None
-            carried = Carried(pp_proxy_tensors["hidden_states"], pp_proxy_tensors["residual"])
+            carried = Carried(pp_proxy_tensors["hidden_states"], pp_proxy_tensors.tensors.get("residual"))
         output = forward_step(
             self.decoder,
             forward_batch,
@@ -96,7 +101,9 @@ class AtomLanguageModel(nn.Module):
             capture=frozenset(self.layers_to_capture),
         )
         if not self.pp_group.is_last_rank:
-            return PPProxyTensors({"hidden_states": output.hidden, "residual": output.residual})
+            # What was added already is not sent: it is no tensor.
+            rest = {} if output.residual is None else {"residual": output.residual}
+            return PPProxyTensors({"hidden_states": output.hidden, **rest})
         return (output.hidden, list(output.captured)) if output.captured else output.hidden
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Attention to latents over SGLang's cache of them, and the indexer that selects among them.
+"""Attention to latents over SGLang's cache of them.
 
 Each backend of SGLang wants the turned part of queries and keys beside the rest, or behind it. All take queries in the
 space of the latents, for prefills too. A rank without requests gets zeros, and no cache is touched.
@@ -17,10 +17,9 @@ from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTIO
 from sglang.srt.runtime_context import get_server_args
 from torch import Tensor, nn
 
-from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.parts import LatentShape, RotaryShape
 from atom_patches.sglang.adapters.current import current_batch
-from atom_patches.sglang.adapters.sparse_mla.indexer import SparseIndexer
+from atom_patches.sglang.adapters.server_args import attention_backends
 
 
 class LatentPagedAttention(RadixAttention):
@@ -50,34 +49,6 @@ class LatentPagedAttention(RadixAttention):
         return output.view(shape)
 
 
-class Indexer(SparseIndexer):
-    """This package's indexer over SGLang's cache of its keys, with the batch that is running."""
-
-    def __init__(
-        self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *,
-        quant_config: Any, prefix: str,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            hidden_size=hidden,
-            index_n_heads=shape.heads,
-            index_head_dim=shape.head_size,
-            rope_head_dim=shape.rope_size,
-            index_topk=shape.top_k,
-            q_lora_rank=query_rank,
-            max_position_embeddings=rotary.max_position,
-            rope_theta=rotary.theta,
-            rope_scaling=latent_scaling(rotary),
-            is_neox_style=not shape.interleaved,
-            prefix=prefix,
-            quant_config=quant_config,
-            config=None,
-        )
-        self._layer = layer
-
-    def forward(self, hidden: Tensor, queries: Tensor, positions: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().forward(hidden, queries, positions, current_batch(), self._layer)
-
-
 class ByHead(nn.Module):
     """SGLang's rotation of neighbours, which wants heads apart."""
 
@@ -100,7 +71,7 @@ def latent_scaling(shape: RotaryShape) -> dict[str, Any] | None:
 def _name_of_backend(mode: Any) -> str:
     """Of the backend that runs steps of this mode, which SGLang may have named by runner."""
     backend = get_attn_backend()
-    prefill, decode = get_server_args().get_attention_backends()
+    prefill, decode = attention_backends(get_server_args())
     decodes = mode.is_decode_or_idle()
     given = backend.decode_attention_backend_str if decodes else backend.prefill_attention_backend_str
     return given or (decode if decodes else prefill)

@@ -7,12 +7,22 @@ Subclasses, so that SGLang's quantisation, weight loading and memory accounting 
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, Literal
+
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
+
+Ranks = Literal["tp", "attn_tp", "replicated"]
+"""Those that share a layer's weights, by the names that SGLang has for them."""
+
+_NAMED = "parallel_group" in inspect.signature(RowParallelLinear.__init__).parameters
+"""Whether SGLang takes that name; before, a layer was told its place and their number."""
 
 
 class Column(MergedColumnParallelLinear):
@@ -30,3 +40,17 @@ class Row(RowParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[0]
+
+
+def spread_over(ranks: Ranks) -> dict[str, Any]:
+    """The arguments of a layer whose weights these ranks share."""
+    if _NAMED:
+        return {"parallel_group": ranks}
+    parallel = get_parallel()
+    places = {
+        "tp": (parallel.tp_rank, parallel.tp_size),
+        "attn_tp": (parallel.attn_tp_rank, parallel.attn_tp_size),
+        "replicated": (0, 1),
+    }
+    rank, size = places[ranks]
+    return {"tp_rank": rank, "tp_size": size}

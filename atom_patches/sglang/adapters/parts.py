@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_pp_group, get_pp_indices
+from sglang.srt.distributed import get_pp_indices
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.moe.utils import get_moe_a2a_backend
 from sglang.srt.layers.rotary_embedding import get_rope
@@ -20,6 +21,7 @@ from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.norms import RmsNorm
 from atom_patches.models.parts import (
     AttentionShape,
+    Exchange,
     ExpertsShape,
     Group,
     LatentShape,
@@ -28,10 +30,10 @@ from atom_patches.models.parts import (
     Stage,
 )
 from atom_patches.sglang.adapters.attention import PagedAttention
-from atom_patches.sglang.adapters.exchange import LayerExchange
+from atom_patches.sglang.adapters.exchange import exchange_of, layers_of
 from atom_patches.sglang.adapters.experts import RoutedExperts
-from atom_patches.sglang.adapters.latent import ByHead, Indexer, LatentPagedAttention, latent_scaling
-from atom_patches.sglang.adapters.linear import Column, QueryKeyValue, Row
+from atom_patches.sglang.adapters.latent import ByHead, LatentPagedAttention, latent_scaling
+from atom_patches.sglang.adapters.linear import Column, QueryKeyValue, Ranks, Row, spread_over
 from atom_patches.sglang.adapters.recurrence import Recurrence, Run
 
 
@@ -44,9 +46,10 @@ class SglangParts:
 
     def __init__(self, quant_config: Any) -> None:
         self._quant_config = quant_config
+        self._places: list[LayerPlace] = []
 
     def stage(self, layers: int) -> Stage:
-        group = get_pp_group()
+        group = get_parallel().pp_group
         start, end = get_pp_indices(layers, group.rank_in_group, group.world_size)
         return Stage(start, end, first=group.is_first_rank, last=group.is_last_rank)
 
@@ -66,24 +69,21 @@ class SglangParts:
     def column(
         self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
     ) -> nn.Module:
-        rank, size = _place(group)
         quant = self._quant_config if quantised else None
-        return Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, tp_rank=rank, tp_size=size)
+        return Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, **spread_over(_ranks(group)))
 
     def qkv(
         self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
     ) -> nn.Module:
-        rank, size = _place("attention")
         return QueryKeyValue(
             inputs, head_size, heads, kv_heads, bias,
-            quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
+            quant_config=self._quant_config, prefix=prefix, **spread_over(_ranks("attention")),
         )  # fmt: skip
 
     def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
-        rank, size = _place(group)
         return Row(
             inputs, outputs, bias, input_is_parallel=True, reduce_results=False,
-            quant_config=self._quant_config, prefix=prefix, tp_rank=rank, tp_size=size,
+            quant_config=self._quant_config, prefix=prefix, **spread_over(_ranks(group)),
         )  # fmt: skip
 
     def head_parameter(self, heads: int) -> nn.Parameter:
@@ -133,19 +133,24 @@ class SglangParts:
     def indexer(
         self, layer: int, shape: IndexerShape, hidden: int, query_rank: int, rotary: RotaryShape, *, prefix: str
     ) -> nn.Module:
+        # Where SGLang's sparse attention is another one, this package's does not fit it, nor is it asked for.
+        from atom_patches.sglang.adapters.latent_indexer import Indexer
+
         return Indexer(layer, shape, hidden, query_rank, rotary, quant_config=self._quant_config, prefix=prefix)
 
-    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> LayerExchange:
-        return LayerExchange(place, input_norm, post_norm)
+    def layers(self) -> AbstractContextManager[object]:
+        """A decoder's layers are made within it."""
+        return layers_of(self._places)
+
+    def exchange(self, place: LayerPlace, input_norm: RmsNorm, post_norm: RmsNorm) -> Exchange:
+        self._places.append(place)
+        return exchange_of(place, input_norm, post_norm)
 
 
-def _place(group: Group) -> tuple[int, int]:
-    """This rank and the number of ranks over which a group's weights are spread."""
-    parallel = get_parallel()
-    if group == "whole":
-        return 0, 1
+def _ranks(group: Group) -> Ranks:
+    """Those over which a group's weights are spread."""
     if group == "attention":
-        return parallel.attn_tp_rank, parallel.attn_tp_size
+        return "attn_tp"
     if group == "shared_expert" and not get_moe_a2a_backend().is_none():
-        return 0, 1  # rows go to the experts' ranks, and each rank keeps its own for the shared expert
-    return parallel.tp_rank, parallel.tp_size
+        return "replicated"  # rows go to the experts' ranks, and each rank keeps its own for the shared expert
+    return "replicated" if group == "whole" else "tp"

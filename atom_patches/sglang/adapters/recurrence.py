@@ -20,7 +20,8 @@ from torch import Tensor
 from atom_patches.runtime import context
 from atom_patches.runtime.gdn import GdnBinding, LayerStates
 from atom_patches.sglang.adapters.current import current_batch
-from atom_patches.sglang.adapters.gdn_binding import linear_backend
+from atom_patches.sglang.adapters.gdn_binding import linear_backend, planned_mode
+from atom_patches.sglang.adapters.server_args import mamba_cache_chunk_size
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -44,7 +45,7 @@ class Recurrence:
             return self._run(mixed, a, b)
         backend = linear_backend()
         assert backend is not None
-        if batch.forward_mode.is_decode():
+        if planned_mode(batch).is_decode():
             return self._decode(batch, backend, mixed, a, b)
         if backend.forward_metadata.has_mamba_track_mask and not batch.forward_mode.is_target_verify():
             return self._prefill(batch, mixed, a, b)
@@ -82,7 +83,7 @@ def keep_snapshots(batch: ForwardBatch, binding: GdnBinding, states: LayerStates
 def boundaries(batch: ForwardBatch, binding: GdnBinding) -> Tensor:
     """Rows of each sequence before its snapshot; all of them where none is taken."""
     lengths = binding.query_start_loc.diff()
-    chunk = get_server_args().mamba_cache_chunk_size
+    chunk = mamba_cache_chunk_size(get_server_args())
     wanted = batch.mamba_track_seqlens[: binding.sequences] - batch.extend_prefix_lens[: binding.sequences]
     snapshot = torch.minimum(wanted // chunk * chunk, lengths).to(lengths.dtype)
     return torch.where(batch.mamba_track_mask[: binding.sequences], snapshot, lengths)

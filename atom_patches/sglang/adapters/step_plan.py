@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang.srt.layers.dp_attention import get_attention_dp_rank
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
 
 from atom_patches.runtime.step import StepMode, StepPlan
 
@@ -37,7 +37,7 @@ def plan_step(batch: ForwardBatch, rows: int) -> StepPlan:
         rows,
         global_mode=_global_mode(batch, mode),
         tokens_across_ranks=across,
-        rank=get_attention_dp_rank() if len(across) > 1 else 0,
+        rank=get_parallel().attn_dp_rank if len(across) > 1 else 0,
     )
 
 

@@ -7,6 +7,7 @@ scheduler.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,13 +16,16 @@ from atom_patches.core import Verdict
 from atom_patches.models import families, quantised
 from atom_patches.models.choice import decoder_asked
 from atom_patches.models.quantised import Served
-from atom_patches.sglang.adapters.server_args import model_config
+from atom_patches.sglang.adapters.server_args import attention_backends, attention_ranks, model_config, resolved
 from atom_patches.sglang.sparse_mla._config import sparse_mla_asked
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
 GROUP = "sglang.models"
+
+SUPPORTS = "sglang>=0.5.17,<0.5.24,!=0.5.18,!=0.5.19,!=0.5.20,!=0.5.21,!=0.5.22"
+"""The releases that the group was reviewed for."""
 
 HYBRIDS = frozenset({"qwen3_5", "qwen3_next"})
 """Families with recurrent layers, whose drafts are verified."""
@@ -31,6 +35,22 @@ LATENT_BACKENDS = frozenset({"fa3", "torch_native", "triton"})
 
 PUBLISHED = frozenset({"auto", "pt", "safetensors", "fastsafetensors", "npcache", "runai_streamer", "dummy"})
 """Formats whose weights come under the published names; others have those of SGLang's own model, or lay out anew."""
+
+LATER = (
+    "enable_layernorm_sp",
+    "enable_paged_experts",
+    "enable_dense_mlp_attn_tp",
+    "enable_shared_experts_attn_tp",
+    "enable_nvidia_megakernel",
+    "enable_amd_monokernel",
+    "enable_return_aux_hidden_states",
+    "language_model_only",
+    "uno_lora_path",
+)
+"""Options of later releases than 0.5.17 that are about SGLang's own decoders, or were not tried with these."""
+
+STAGES_DRAFT = "SGLANG_ENABLE_PP_SPEC"
+"""A variable of later releases: drafts are verified in pipeline stages, too."""
 
 QUANTISED = {quantised.FP8_BLOCKS: Served(frozenset({"fp8"}))}
 """Formats of weights that SGLang's layers run for an ATOM decoder."""
@@ -56,6 +76,7 @@ def _architecture(config: ServerArgs) -> str:
 
 def unserved(config: ServerArgs, family: str) -> Iterator[str]:
     """A few words for each setting that the ATOM decoder does not serve: what was found, and what to do."""
+    config = resolved(config)
     reason = families.refusal(family, model_config(config).hf_text_config) or _quantisation(config, family)
     if reason is not None:
         yield reason
@@ -65,6 +86,7 @@ def unserved(config: ServerArgs, family: str) -> Iterator[str]:
     yield from _latents(config, family)
     yield from _drafts(config, family)
     yield from _graphs(config)
+    yield from _later(config, family)
 
 
 def _quantisation(config: ServerArgs, family: str) -> str | None:
@@ -107,9 +129,9 @@ def _exchange(config: ServerArgs) -> Iterator[str]:
         yield f"--moe-a2a-backend {backend}: use one of {', '.join(sorted(EXCHANGES))}"
     elif backend == "mori" and importlib.util.find_spec("mori") is None:
         yield "--moe-a2a-backend mori without the package mori: install it, or leave the option out"
-    if backend != "none" and config.dp_size < config.tp_size:
+    if backend != "none" and (ranks := attention_ranks(config)) < config.tp_size:
         yield (
-            f"--dp-size {config.dp_size} below --tp-size {config.tp_size} with --moe-a2a-backend {backend}: an idle "
+            f"--dp-size {ranks} below --tp-size {config.tp_size} with --moe-a2a-backend {backend}: an idle "
             "rank's one row cannot be dealt out over several ranks; make the two sizes equal"
         )
 
@@ -119,8 +141,9 @@ def _formats(config: ServerArgs) -> Iterator[str]:
         yield f"--load-format {config.load_format}: use one of {', '.join(sorted(PUBLISHED))}"
     if config.enable_deterministic_inference:
         yield "--enable-deterministic-inference: leave it out"
-    if config.torchao_config:
-        yield f"--torchao-config {config.torchao_config}: leave it out"
+    torchao = getattr(config, "torchao_config", None)  # an option of older releases
+    if torchao:
+        yield f"--torchao-config {torchao}: leave it out"
     if config.enable_lora:
         yield "--enable-lora: leave it out"
     if config.is_embedding:
@@ -147,7 +170,7 @@ def _latents(config: ServerArgs, family: str) -> Iterator[str]:
         if not asked.ok:
             yield f"sparse attention on SGLang's own kernels ({asked.reason})"
         return
-    named = set(config.get_attention_backends())
+    named = set(attention_backends(config))
     if named - LATENT_BACKENDS:
         yield (
             f"--attention-backend {', '.join(sorted(map(str, named - LATENT_BACKENDS)))}: "
@@ -174,3 +197,15 @@ def _graphs(config: ServerArgs) -> Iterator[str]:
         yield f"--cuda-graph-backend-prefill {prefill}: leave it out"
     if config.enable_torch_compile:
         yield "--enable-torch-compile: leave it out"
+
+
+def _later(config: ServerArgs, family: str) -> Iterator[str]:
+    for name in LATER:
+        if getattr(config, name, None):
+            yield f"--{name.replace('_', '-')}: leave it out"
+    if getattr(config, "startup_weight_load_mode", "serial") != "serial":
+        yield f"--startup-weight-load-mode {config.startup_weight_load_mode}: use serial"
+    if config.speculative_algorithm is not None and os.environ.get(STAGES_DRAFT, "").lower() in ("1", "true"):
+        yield f"{STAGES_DRAFT}, whose drafts have their states in other rows: leave it out"
+    if family in HYBRIDS and getattr(config, "enable_mis", False):
+        yield "--enable-mis: leave it out, recurrent states would pass from item to item"

@@ -13,14 +13,14 @@ import logging
 from typing import Any
 
 from atom_patches.core import Patch
-from atom_patches.sglang.models._config import GROUP, atom_models_asked
+from atom_patches.sglang.models._config import GROUP, SUPPORTS, atom_models_asked
 
 logger = logging.getLogger(__name__)
 
 PATCH = Patch(
     id="sglang.models.prefill_graphs",
     target="sglang.srt.model_executor.model_runner_components.cuda_graph_setup:capture_prefill_graph",
-    supports="sglang>=0.5.17,<0.5.18",
+    supports=SUPPORTS,
     kind="correctness",
     group=GROUP,
     when=atom_models_asked,
@@ -37,8 +37,10 @@ def without_graphs(original: Any) -> Any:
     """The runner of prefills: the eager one."""
 
     def capture_prefill_graph(*, model_runner: Any, **given: Any) -> Any:
+        from atom_patches.sglang.adapters.prefill_graphs import turn_off
+
         logger.info("prefills are not captured: ATOM's decoders bind their plans when a step runs")
-        model_runner.server_args.cuda_graph_config.prefill.backend = "disabled"
+        turn_off(model_runner)
         return original(model_runner=model_runner, **given)
 
     return capture_prefill_graph

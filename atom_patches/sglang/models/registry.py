@@ -12,12 +12,34 @@ from typing import Any
 
 from atom_patches.core import Patch
 from atom_patches.models.families import ARCHITECTURES
-from atom_patches.sglang.models._config import GROUP, atom_models_asked
+from atom_patches.sglang.models._config import GROUP, SUPPORTS, atom_models_asked
+
+COMMUNICATOR = ("sglang.srt.layers.communicator:LayerCommunicator",)
+"""What moves rows between ranks until 0.5.17."""
+
+BOUNDARIES = (
+    "sglang.srt.arg_groups.model_override_base:resolved_view",
+    "sglang.srt.layers.layer_boundary.exit:ExitPolicy",
+    "sglang.srt.layers.layer_boundary.factories:append_stages",
+    "sglang.srt.layers.layer_boundary.factories:declare_attn",
+    "sglang.srt.layers.layer_boundary.factories:declare_ffn",
+    "sglang.srt.layers.layer_boundary.factories:layer_stack",
+    "sglang.srt.layers.layer_boundary.residual.add_norm:NormQuantReadout",
+    "sglang.srt.layers.layer_boundary.residual.add_norm:NormReadout",
+    "sglang.srt.layers.layer_boundary.residual.stream:ResidualStream",
+    "sglang.srt.layers.layer_boundary.stage:StageBoundary",
+    "sglang.srt.layers.linear:_resolve_linear_group",
+    "sglang.srt.layers.moe.topk:TopK.bind_runner_backend",
+    "sglang.srt.layers.moe.utils:resolve_shared_experts_config",
+    "sglang.srt.layers.moe.utils:sum_post_experts_output",
+    "sglang.srt.model_executor.forward_batch_info:ForwardBatch.logical_forward_mode",
+)
+"""What does so later, and what came with it."""
 
 PATCH = Patch(
     id="sglang.models.registry",
-    target="sglang.srt.models.registry:_ModelRegistry._try_load_model_cls",
-    supports="sglang>=0.5.17,<0.5.18",
+    target="sglang.srt.models.registry:_ModelRegistry.resolve_model_cls",
+    supports=SUPPORTS,
     kind="correctness",
     group=GROUP,
     when=atom_models_asked,
@@ -27,7 +49,6 @@ PATCH = Patch(
         "sglang.srt.model_executor.runner.eager_runner:EagerRunner._execute_idle",
         "sglang.srt.layers.dp_attention:_DpGatheredBufferWrapper",
         "sglang.srt.layers.dp_attention:get_dp_local_info",
-        "sglang.srt.layers.communicator:LayerCommunicator",
         "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase._forward_metadata",
         "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase._replay_metadata",
         "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend.forward_decode",
@@ -40,19 +61,21 @@ PATCH = Patch(
         "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla:"
         "DeepseekMLAForwardMixin.forward_absorb_core",
     ),
+    relies_on_one_of=(COMMUNICATOR, BOUNDARIES),
     upstream="none: SGLang's plugins cannot name a class for an architecture",
 )
 
 
 @PATCH.around
 def answer_with_ours(original: Any) -> Any:
-    """The class for one architecture: ours where there is one."""
+    """The class for the architecture that SGLang resolves to, and its name: ours where there is one."""
 
-    def _try_load_model_cls(self: Any, model_arch: str) -> Any:
-        if model_arch not in ARCHITECTURES:
-            return original(self, model_arch)
+    def resolve_model_cls(self: Any, architectures: Any) -> Any:
+        model_class, architecture = original(self, architectures)
+        if architecture not in ARCHITECTURES:
+            return model_class, architecture
         from atom_patches.sglang.adapters.classes import CLASSES
 
-        return CLASSES[model_arch]
+        return CLASSES[architecture], architecture
 
-    return _try_load_model_cls
+    return resolve_model_cls

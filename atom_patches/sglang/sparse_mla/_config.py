@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atom_patches.core import PatchError, Verdict, settings
 from atom_patches.core.conditions import refusals
-from atom_patches.sglang.adapters.server_args import attention_backends, model_config
+from atom_patches.sglang.adapters.server_args import attention_backends, model_config, resolved
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
@@ -44,11 +44,12 @@ def sparse_mla_asked(config: ServerArgs) -> Verdict:
     asked = settings.sparse_mla()
     if asked == "0":
         return Verdict(False, f"{OPTION} is 0")
+    config = resolved(config)
     hf_config = model_config(config).hf_config
     architecture = str(hf_config.architectures[0])
     if architecture not in ARCHITECTURES or getattr(hf_config, "index_topk", None) is None:
         return Verdict(False, f"{architecture} has no sparse latent attention that is served here")
-    if not NAMES & attention_backends(config):
+    if not NAMES & set(attention_backends(config)):
         return Verdict(False, f"the attention backend is {config.attention_backend}, not dsa")
     found = Verdict(True, f"{OPTION} is 1") if asked == "1" else without_own_kernels(config)
     if found.ok:
@@ -107,7 +108,7 @@ def _layout(config: ServerArgs, hf_config: Any) -> Iterator[str]:
         yield f"--pp-size {config.pp_size} with a checkpoint whose layers share what they select: leave it at 1"
     if config.moe_a2a_backend == "pplx":  # it makes an idle rank's step a prompt, which may be longer than a request
         yield "--moe-a2a-backend pplx: use another one"
-    if set(config.get_attention_backends()) - NAMES:
+    if set(attention_backends(config)) - NAMES:
         yield "another attention backend for prefill or for decoding: use dsa for both"
 
 

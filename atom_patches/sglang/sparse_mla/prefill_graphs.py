@@ -37,8 +37,10 @@ def without_graphs(original: Any) -> Any:
     """The runner of prefills: the eager one."""
 
     def capture_prefill_graph(*, model_runner: Any, **given: Any) -> Any:
+        from atom_patches.sglang.adapters.prefill_graphs import turn_off
+
         logger.info("prefills are not captured: sparse attention plans them by lengths that the host knows")
-        model_runner.server_args.cuda_graph_config.prefill.backend = "disabled"
+        turn_off(model_runner)
         return original(model_runner=model_runner, **given)
 
     return capture_prefill_graph
