@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import feature_decisions
@@ -11,6 +12,9 @@ import pytest
 from feature_rows import REFUSED, SERVED, STOCK, Case
 from features import SGLANG as ENGINE
 
+pytestmark = pytest.mark.skipif(
+    metadata.version("sglang") != ENGINE.version, reason=f"the matrix is declared for SGLang {ENGINE.version}"
+)
 LEFT, STOPPED = Case("llama", ("weight offload",)), Case("deepseek_v32", ("LoRA",))
 
 

@@ -65,7 +65,7 @@ def _float32_too(original: Any) -> Any:
 
 
 def install() -> None:
-    replace(FP8, "dispatch_w8a8_block_fp8_linear", lambda original: lambda: _product)
+    replace(FP8, "dispatch_w8a8_block_fp8_linear", lambda original: lambda **shape: _product)
     replace(FP8, "Fp8LinearMethod.process_weights_after_loading", lambda original: lambda method, layer: None)
     replace(FP8, "Fp8MoEMethod.process_weights_after_loading", lambda original: lambda method, layer: None)
     replace(FP8, "Fp8MoEMethod.create_moe_runner", _no_runner)
