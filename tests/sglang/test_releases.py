@@ -110,16 +110,13 @@ def test_weights_whose_rows_sglang_lays_out_anew_are_not_taken_as_they_are_store
     assert experts._interleaves() is (asked and known)
 
 
-@pytest.mark.parametrize("parameter", ["pooler.head.weight", "lm_head.weight"])
-def test_a_head_of_its_own_is_refused(parameter: str) -> None:
+def test_a_head_of_its_own_is_refused() -> None:
     """Where SGLang answers with more than the head of the language model, or makes that head of something else."""
-    from atom_patches.sglang.adapters.classes import refuse_other_heads
+    from atom_patches.sglang.adapters.classes import refuse_headless, refuse_other_heads
 
-    shell = {parameter: None, "model.norm.weight": None}
-    if parameter.startswith("pooler."):
-        with pytest.raises(ValueError, match=r"pooler\.head\.weight.*leave ATOM_MODELS out"):
-            refuse_other_heads(shell, "model.norm.weight")
-    else:
-        refuse_other_heads(shell, "model.language_model.norm.weight")
-        with pytest.raises(ValueError, match=r"without a head.*leave ATOM_MODELS out"):
-            refuse_other_heads(shell, "language_model.norm.weight")
+    refuse_other_heads(["lm_head.weight", "model.norm.weight"])
+    with pytest.raises(ValueError, match=r"pooler\.head\.weight.*leave ATOM_MODELS out"):
+        refuse_other_heads(["pooler.head.weight", "model.norm.weight"])
+    refuse_headless("model.language_model.norm.weight")
+    with pytest.raises(ValueError, match=r"without a head.*leave ATOM_MODELS out"):
+        refuse_headless("language_model.norm.weight")

@@ -104,8 +104,9 @@ class _VisionLanguage(_Shell):
         shell: Any = self
         parameters: dict[str, nn.Parameter] = dict(shell.named_parameters(remove_duplicate=False))
         loaded: set[str] = set()
+        refuse_other_heads(parameters)
         for name, tensor in weights:
-            refuse_other_heads(parameters, name)
+            refuse_headless(name)
             if name in ("lm_head.weight",) or "visual." in name:
                 loaded.update(_load(parameters, _shell_name(name), tensor))
             else:
@@ -155,15 +156,23 @@ CLASSES: dict[str, type[nn.Module]] = {
 }
 
 
-def refuse_other_heads(parameters: Iterable[str], name: str) -> None:
-    """Raise if the shell has parameters, or the checkpoint a tensor of this name, of a head that is not loaded here.
+def refuse_other_heads(parameters: Iterable[str]) -> None:
+    """Refuse a shell that answers with another head than the language model's.
 
     Raises:
-        ValueError: that of another head than the language model's, or of a checkpoint without one.
+        ValueError: one of its parameters, by name, is that of another.
     """
     heads = sorted(parameter for parameter in parameters if parameter.startswith("pooler."))
     if heads:
         raise ValueError(f"the checkpoint has a head that the ATOM decoder does not load ({heads[0]}): {LEAVE}")
+
+
+def refuse_headless(name: str) -> None:
+    """Refuse a checkpoint of a model without a head.
+
+    Raises:
+        ValueError: a tensor's name says so.
+    """
     if name.startswith("language_model."):
         raise ValueError(f"the checkpoint is that of a model without a head ({name}): {LEAVE}")
 
