@@ -70,9 +70,13 @@ def test_recurrent_layers_run_a_ranks_rows_without_padding(monkeypatch: pytest.M
     assert plan is not None
     step = step_of(plan, Group(SimpleNamespace(size=2), 0))  # type: ignore[arg-type]
     core = gated_delta_net.run_own_rows(lambda *args: None)
+    layer: Any = SimpleNamespace(
+        prefix="layer", kv_cache=(), num_k_heads=1, num_v_heads=1, tp_size=1, head_k_dim=2, head_v_dim=2,
+        conv1d=SimpleNamespace(weight=torch.zeros(6, 1, 4), bias=None), A_log=None, dt_bias=None, activation="silu",
+    )  # fmt: skip
     rows = [torch.zeros(plan.rows_per_rank + 7, 2) for _ in range(4)]
     with set_forward_context(step, VllmConfig(), num_tokens=17):
-        core(SimpleNamespace(), *rows)
+        core(layer, *rows)
     [call] = seen
     for given_rows in (call.mixed_qkv, call.b, call.a, call.core_attn_out):
         assert len(given_rows) == plan.rows_per_rank
