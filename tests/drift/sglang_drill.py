@@ -34,15 +34,13 @@ args = ServerArgs(
     model_path=sys.argv[1], device="cpu", dtype="float32", skip_tokenizer_init=True, attention_backend="torch_native",
     sampling_backend="pytorch", grammar_backend="none", disable_cuda_graph=True, disable_overlap_schedule=True,
 )
+getattr(args, "resolve_once", lambda: None)()  # later releases settle the arguments before they are checked
 args.check_server_args()
 print("STATE " + next(report.state for report in REGISTRY.status("sglang") if report.id == sys.argv[2]))
 """
 UNSUPPORTED = "sglang.models"
 EXPERTS = MODEL
-# Later releases settle the arguments before they are checked.
-ASK_FOR_UNSUPPORTED = (
-    CONFIGURE.replace("args.check", "getattr(args, 'resolve_once', lambda: None)()\nargs.check") + 'print("CONFIGURED")'
-)
+ASK_FOR_UNSUPPORTED = CONFIGURE + 'print("CONFIGURED")'
 OPTIMISATION = """
 import dataclasses
 import atom_patches

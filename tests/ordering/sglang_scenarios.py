@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import weakref
 from typing import Any
 
 import scenarios  # pyright: ignore[reportMissingImports]  # the running script
@@ -67,8 +68,19 @@ def checked(model: dict[str, Any]) -> Any:
         disable_overlap_schedule=True,
         log_level="warning",
     )
+    getattr(args, "resolve_once", lambda: None)()  # later releases settle the arguments before they are checked
     args.check_server_args()
     return args
+
+
+def end(args: Any) -> None:
+    """What the end of an engine does, where a configuration takes no weak references, so that nobody sees it go."""
+    from atom_patches.core.registry import REGISTRY
+
+    try:
+        weakref.ref(args)
+    except TypeError:
+        REGISTRY.release("sglang", args)
 
 
 def instances() -> scenarios.Results:
@@ -86,6 +98,7 @@ def instances() -> scenarios.Results:
     results: scenarios.Results = {
         name: {"stock at first": scenarios.raw(patch) is stock[name]} for name, patch in chosen
     }
+    end(first)
     del first
     second = checked(HYBRID)
     on = {name for name, state in scenarios.states(REGISTRY).items() if state == "applied" and name in stock}
@@ -93,6 +106,7 @@ def instances() -> scenarios.Results:
     for name, patch in chosen:
         results[name]["on if applied"] = (scenarios.raw(patch) is not stock[name]) == (patch.target in changed)
     results[""] = {"patches on": bool(on)}
+    end(second)
     del second
     third = checked(DENSE)
     for name, patch in chosen:
