@@ -393,6 +393,7 @@ FAULTS = (
         "tensor[slots] = 0",
     ),
     # What SGLang's releases do in different ways.
+    Fault(f"{SGLANG}/models/_config.py", ASKED, "if is_record(config) and config.", "if False and config."),
     Fault(
         f"{SGLANG}/adapters/gdn_binding.py",
         f"{RELEASES}::test_recurrent_layers_run_the_mode_that_was_planned",

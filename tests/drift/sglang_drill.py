@@ -48,17 +48,17 @@ from atom_patches.core import Patch, Verdict
 from atom_patches.core.registry import Registry
 from atom_patches.sglang.engine import ENGINE
 import sglang.srt.models.registry as models
-stock = vars(models._ModelRegistry)["_try_load_model_cls"]
+stock = vars(models._ModelRegistry)["resolve_model_cls"]
 PATCH = Patch(
-    id="sglang.test.faster", target="sglang.srt.models.registry:_ModelRegistry._try_load_model_cls",
-    supports="sglang>=0.5.17,<0.5.18", kind="optimisation", when=lambda config: Verdict(True, "always"),
+    id="sglang.test.faster", target="sglang.srt.models.registry:_ModelRegistry.resolve_model_cls",
+    supports="sglang>=0.5.17,<0.5.24", kind="optimisation", when=lambda config: Verdict(True, "always"),
 )
-PATCH.around(lambda original: lambda self, model_arch: None)
+PATCH.around(lambda original: lambda self, architectures: None)
 class Config: pass
 registry = Registry()
 registry.arm(dataclasses.replace(ENGINE, describe=lambda config: {}), [PATCH])
 first, second = Config(), Config()
 registry.configure("sglang", first, "engine")
 registry.configure("sglang", second, "scheduler")
-print("STATE", registry.status("sglang")[0].state, vars(models._ModelRegistry)["_try_load_model_cls"] is stock)
+print("STATE", registry.status("sglang")[0].state, vars(models._ModelRegistry)["resolve_model_cls"] is stock)
 """

@@ -39,6 +39,9 @@ def planned(key: str, folder: Path) -> Engine:
         return atom(key, folder, engine(RECALL, [asked], chunked_prefill_size=128))
     if key == "demo":
         return atom(key, folder, engine("qwen3_next_demo", [mixed()], chunked_prefill_size=128))
+    if key == "dp4":
+        ranks = {"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}
+        return atom(key, folder, engine("qwen3_next", waves(True), chunked_prefill_size=128, **ranks))
     name, layout, _, spread = LAYOUTS[key]
     return atom(key, folder, engine(name, waves(spread), chunked_prefill_size=128, **layout))
 
@@ -109,6 +112,18 @@ def test_the_shared_expert_is_taken_along(engines: Launched, key: str) -> None:
     probed = engines[key]
     assert probed.outcome.check() == 8
     assert {(step.get("own"), step.get("along")) for steps in probed.steps for step in steps} == {(8, 8)}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(gpus()), reason="four ranks of the stand-in")
+@pytest.mark.parametrize("key", ["dp4"])
+def test_some_extend_and_some_decode_while_others_have_nothing(engines: Launched, key: str) -> None:
+    """All of it in one step, of more ranks than two."""
+    probed = engines[key]
+    assert probed.outcome.check() == 13
+    assert {rank.model for rank in probed.outcome.ranks} == {f"{SHELLS}AtomQwen3NextForCausalLM"}
+    met = zip(*(rank.steps for rank in probed.outcome.ranks), strict=True)
+    assert any({"EXTEND", "DECODE", "IDLE"} <= {step["mode"] for step in steps} for steps in met)
 
 
 @pytest.mark.skipif(not gpus(), reason="in float32 every token above is compared")

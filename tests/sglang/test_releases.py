@@ -56,6 +56,7 @@ args = configured()
 assert list(_config.unserved(args, "llama")) == []
 later = [name for name in _config.LATER if hasattr(args, name)]
 assert later == (list(_config.LATER) if hasattr(args, "resolve_once") else []), later
+assert server_args.is_record(server_args.resolved(args)) is bool(later)
 assert hasattr(args, "startup_weight_load_mode") is bool(later) and args.enable_mis is False
 """
 

@@ -9,6 +9,7 @@ import pytest
 
 from atom_patches.core import PatchError
 from atom_patches.models import families
+from atom_patches.sglang.models import _config
 from atom_patches.sglang.models._config import atom_models_asked
 
 STOCK: dict[str, Any] = {
@@ -81,11 +82,12 @@ def test_a_family_is_served_where_it_is_asked_for(
     assert atom_models_asked(server(architecture)).ok is served
 
 
-def test_drafts_in_stages_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_later_releases_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose configuration is a record, without methods."""
     drafting = server(speculative_algorithm="EAGLE", speculative_eagle_topk=1)
     assert atom_models_asked(drafting).ok
-    monkeypatch.setenv("SGLANG_ENABLE_PP_SPEC", "true")
-    assert "SGLANG_ENABLE_PP_SPEC" in atom_models_asked(drafting).reason
+    monkeypatch.setattr(_config, "is_record", lambda config: True)
+    assert "--speculative-algorithm EAGLE: leave it out, no draft" in atom_models_asked(drafting).reason
     assert atom_models_asked(server()).ok
 
 

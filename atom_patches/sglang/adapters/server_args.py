@@ -14,26 +14,26 @@ _FUNCTIONS = "sglang.srt.arg_groups.model_override_base"
 
 def resolved(config: Any) -> Any:
     """The configuration as SGLang runs it, to read settings of."""
-    if _has_methods(config) or isinstance(config, (later := _later()).ResolvedView):
+    if not is_record(config) or isinstance(config, (later := _later()).ResolvedView):
         return config
     return later.resolved_view(config)
 
 
 def model_config(config: Any) -> Any:
     """SGLang's description of the model of a configuration, resolved or not."""
-    return config.get_model_config() if _has_methods(config) else _later().model_config_of(config)
+    return _later().model_config_of(config) if is_record(config) else config.get_model_config()
 
 
 def attention_backends(config: Any) -> tuple[str, str]:
     """The names of the attention backends for prefill and for decoding."""
-    if _has_methods(config):
+    if not is_record(config):
         return config.get_attention_backends()
     return _later().attention_backends_of(resolved(config))
 
 
 def mamba_cache_chunk_size(config: Any) -> int:
     """Tokens between two places at which recurrent states may be cached."""
-    if _has_methods(config):
+    if not is_record(config):
         return config.mamba_cache_chunk_size
     return importlib.import_module("sglang.srt.arg_groups.overrides").mamba_cache_chunk_size(config)
 
@@ -43,8 +43,9 @@ def attention_ranks(config: Any) -> int:
     return getattr(config, "attn_dp_size", config.dp_size)
 
 
-def _has_methods(config: Any) -> bool:
-    return hasattr(config, "get_model_config")
+def is_record(config: Any) -> bool:
+    """Whether this is a later release's configuration."""
+    return not hasattr(config, "get_model_config")
 
 
 def _later() -> Any:

@@ -7,7 +7,6 @@ scheduler.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,13 @@ from atom_patches.core import Verdict
 from atom_patches.models import families, quantised
 from atom_patches.models.choice import decoder_asked
 from atom_patches.models.quantised import Served
-from atom_patches.sglang.adapters.server_args import attention_backends, attention_ranks, model_config, resolved
+from atom_patches.sglang.adapters.server_args import (
+    attention_backends,
+    attention_ranks,
+    is_record,
+    model_config,
+    resolved,
+)
 from atom_patches.sglang.sparse_mla._config import sparse_mla_asked
 
 if TYPE_CHECKING:
@@ -48,9 +53,6 @@ LATER = (
     "uno_lora_path",
 )
 """Options of later releases than 0.5.17 that are about SGLang's own decoders, or were not tried with these."""
-
-STAGES_DRAFT = "SGLANG_ENABLE_PP_SPEC"
-"""A variable of later releases: drafts are verified in pipeline stages, too."""
 
 QUANTISED = {quantised.FP8_BLOCKS: Served(frozenset({"fp8"}))}
 """Formats of weights that SGLang's layers run for an ATOM decoder."""
@@ -205,7 +207,7 @@ def _later(config: ServerArgs, family: str) -> Iterator[str]:
             yield f"--{name.replace('_', '-')}: leave it out"
     if getattr(config, "startup_weight_load_mode", "serial") != "serial":
         yield f"--startup-weight-load-mode {config.startup_weight_load_mode}: use serial"
-    if config.speculative_algorithm is not None and os.environ.get(STAGES_DRAFT, "").lower() in ("1", "true"):
-        yield f"{STAGES_DRAFT}, whose drafts have their states in other rows: leave it out"
+    if is_record(config) and config.speculative_algorithm is not None:
+        yield f"--speculative-algorithm {config.speculative_algorithm}: leave it out, no draft ran on this release"
     if family in HYBRIDS and getattr(config, "enable_mis", False):
         yield "--enable-mis: leave it out, recurrent states would pass from item to item"
