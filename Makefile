@@ -96,7 +96,7 @@ test-sglang: env-sglang ## on a real SGLang, CPU stand-in or GPU
 startup: env ## what being installed, and being armed, costs an interpreter
 	@$(PY) tools/startup.py $(ARGS)
 
-mutants: env env-sglang ## remove each guarded place in turn; a test must fail
+mutants: env ## remove each guarded place in turn; a test must fail
 	@$(PY) tools/mutants.py $(ARGS)
 
 fuzz-dp: env-sglang ## drive RANKS real SGLang ranks through STEPS random steps; all must enter the same collectives

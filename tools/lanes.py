@@ -85,7 +85,7 @@ def environment(lane: Lane) -> Path:
     command = [sys.executable, str(ROOT / "tools" / "build_env.py"), lane.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"matrix: the environment of {lane.name} cannot be built:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"lanes: the environment of {lane.name} cannot be built:\n{done.stderr[-2000:]}")
     return Path(done.stdout.splitlines()[-1])
 
 

@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import cli_mutants
 import dp_mutants
 import kernel_mutants
+import lanes
 import manager_mutants
 import model_mutants
 import sparse_mutants
@@ -474,10 +476,15 @@ def copy_checkout(target: Path) -> None:
 
 def _interpreter(mutant: Mutant) -> str:
     """Tests of SGLang run in its environment, which has no vLLM, and some of vLLM in a later release's."""
-    for beginning, lane in (("tests/sglang", SGLANG), ("tests/vllm/test_pcp_manager", manager_mutants.LANE)):
+    for beginning, name in (("tests/sglang", SGLANG), ("tests/vllm/test_pcp_manager", manager_mutants.LANE)):
         if any(test.startswith(beginning) for test in mutant.tests):
-            return str(ROOT / ".venv" / lane / "bin" / "python")
+            return _python_of(name)
     return sys.executable
+
+
+@cache
+def _python_of(name: str) -> str:
+    return str(lanes.environment(next(lane for lane in lanes.LANES if lane.name == name)))
 
 
 def first_failure(mutant: Mutant) -> str | None:
