@@ -66,10 +66,10 @@ class Teller:
         if not misfits:
             return found
         patch = next(member.patch for member in group.members if member.patch.id == misfits[0].subject)
-        version = gates.reviewed_version(patch, gates.engine_version(self._engine)).reason
+        release = f"{self._engine.name} {gates.engine_version(self._engine)}"
         more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
         reason = (
-            f"{version}, and the code there is not the one that {patch.id}{more} was written for. "
+            f"{release} was not reviewed, and the code there is not the one that {patch.id}{more} was written for. "
             f"Install {patch.supports}, or leave out what asks for it; `python -m atom_patches explain {group.name}` "
             "says what changed"
         )

@@ -47,7 +47,7 @@ def test_a_release_that_is_not_supported_is_named_before_any_option(toy: Any, ma
     head, *problems = str(stopped.value).splitlines()
     assert head == "atom_patches stops the launch of toy 1.0.0:"
     (line,) = problems
-    assert line.startswith("  - toy.g (correctness, unsupported): toy 1.0.0 is not in <1, and the code there is not")
+    assert line.startswith("  - toy.g (correctness, unsupported): toy 1.0.0 was not reviewed, and the code there")
     assert "toy.g.one (and 1 more)" in line and "Install toy<1" in line and "explain toy.g" in line
 
 
