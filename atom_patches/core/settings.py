@@ -166,8 +166,7 @@ TABLE: tuple[Setting, ...] = (
         "switch",
         "0",
         ("0", "1"),
-        "`1`: in vLLM, layers with keys and values of their own, or with latents, attend on this package's kernels. It "
-        "has not run on a GPU in an engine yet.",
+        "`1`: in vLLM, layers with keys and values of their own, or with latents, attend on this package's kernels.",
     ),
     Setting(
         "ATOM_SPARSE_MLA",
