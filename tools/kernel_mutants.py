@@ -16,6 +16,7 @@ class Fault(NamedTuple):
 
 KERNELS = "atom_patches/kernels"
 TESTS = "tests/kernels"
+LINEAR = f"{TESTS}/test_linear.py"
 AITER = f"{TESTS}/test_aiter_contract.py::test_the_newest_lane_serves"
 
 FAULTS = (
@@ -420,6 +421,54 @@ FAULTS = (
         f"{TESTS}/test_launch.py::test_a_decode_step_starts_early_on_hopper_only",
         ">= 90",
         ">= 80",
+    ),
+    Fault(
+        f"{KERNELS}/linear/__init__.py",
+        f"{LINEAR}::test_a_measurement_is_of_one_matrix_one_dtype_and_few_rows_or_one",
+        "(1, MOST_ROWS)",
+        "(MOST_ROWS,)",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_few_rows.py",
+        f"{LINEAR}::test_a_second_call_is_the_first_bit_by_bit",
+        "        tl.store(arrived + tile, 0)\n",
+        "",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_few_rows.py",
+        f"{LINEAR}::test_every_provider",
+        "for other in range(1, PARTS):",
+        "for other in range(2, PARTS):",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_few_rows.py",
+        f"{LINEAR}::test_nothing_outside_counts_or_is_written",
+        "inside = (output < OUTPUTS) & (row < rows)",
+        "inside = output < OUTPUTS",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_few_rows.py",
+        f"{LINEAR}::test_nothing_outside_counts_or_is_written",
+        "inside = (output < OUTPUTS) & (column < INPUTS)",
+        "inside = output < OUTPUTS",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_one_row.py",
+        f"{LINEAR}::test_nothing_outside_counts_or_is_written",
+        "(output < OUTPUTS)[:, None] & within[None, :]",
+        "(output < OUTPUTS)[:, None]",
+    ),
+    Fault(
+        f"{KERNELS}/linear/_one_row.py",
+        f"{LINEAR}::test_nothing_outside_counts_or_is_written",
+        "mask=output < OUTPUTS)",
+        "mask=output < OUTPUTS + TILE)",
+    ),
+    Fault(
+        f"{KERNELS}/linear/tiles.py",
+        f"{LINEAR}::test_a_tuned_tile_is_for_its_matrix",
+        "TUNED.get((outputs, inputs), LARGE) if large else SMALL",
+        "TUNED.get((outputs, inputs), LARGE if large else SMALL)",
     ),
     Fault(
         f"{KERNELS}/merge_attention/triton_impl.py",

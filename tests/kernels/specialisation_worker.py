@@ -95,6 +95,10 @@ BATCHED: dict[str, tuple[Callable[[int], Arguments], ...]] = {
     "indexer_logits_paged": (logits_paged,),
     "indexer_queries": (case("sparse_indexer.bench", "_queries"),),
     "l2norm": (case("l2norm.bench", "_case"),),
+    "linear": (
+        lambda n: bench("linear.bench")._case("Qwen3-8B o", 1 + n % 16).inputs(META),
+        lambda n: bench("linear.bench")._case("Qwen3.6-35B-A3B out", 1 + n % 16).inputs(META),
+    ),
     "local_to_paged": (case("sparse_indexer.bench", "_local"),),
     "merge_attention": (lambda n: bench("merge_attention.bench")._two(n, META),),
     "merge_attention_parts": (lambda n: bench("merge_attention.bench")._parts(1 + n % 17, n, META),),
