@@ -42,7 +42,7 @@ SHARE = 0.6
 """Of the GPU's memory, what must be free for all sides together when they start."""
 
 CACHES, CACHE = 16 << 30, 6 << 30
-"""Bytes of all sides' caches together at most, and of one: five sides of the largest model are to fit 139 GiB."""
+"""Bytes of all sides' caches together at most, and of one: five sides of the largest model fitted 139 GiB."""
 
 
 def main() -> None:
@@ -210,6 +210,7 @@ def _fusions(model: nn.Module) -> list[str]:
         return []
     from atom_patches.models.attention import Attention
     from atom_patches.vllm.adapters.models.experts import RoutedExperts
+    from atom_patches.vllm.adapters.models.products import FewRows
 
     layers = list(model.modules())
     attention = [layer for layer in layers if isinstance(layer, Attention)]
@@ -217,6 +218,7 @@ def _fusions(model: nn.Module) -> list[str]:
         "experts": any(layer.own for layer in layers if isinstance(layer, RoutedExperts)),
         "qk_rope": any(layer.prepares for layer in attention),
         "kv_cache": any(layer.attends for layer in attention),
+        "linear": any(isinstance(getattr(layer, "quant_method", None), FewRows) for layer in layers),
     }
     return [fusion for fusion in settings.FUSIONS if built[fusion]]
 

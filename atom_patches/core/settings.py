@@ -25,7 +25,7 @@ KERNEL_PROVIDERS = ("aiter", "triton", "torch", "engine")
 MODEL_FAMILIES = ("deepseek_v3", "deepseek_v32", "llama", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_next")
 """Families that have an ATOM decoder."""
 
-FUSIONS = ("experts", "qk_rope", "kv_cache")
+FUSIONS = ("experts", "qk_rope", "kv_cache", "linear")
 """What ATOM decoders run as one kernel, unless they are told not to."""
 
 
@@ -159,7 +159,8 @@ TABLE: tuple[Setting, ...] = (
         ("0", "1", *FUSIONS),
         "What ATOM decoders run as one kernel, separated by commas. `experts`: the chosen experts and the shared one, "
         "where the engine would run its own Triton kernels; `qk_rope`, in vLLM: norms of queries and keys, and rotary "
-        "positions; `kv_cache`, with `qk_rope`: the write to the cache, too; `1`: everything; `0`: nothing.",
+        "positions; `kv_cache`, with `qk_rope`: the write to the cache, too; `linear`, in vLLM on NVIDIA: products of "
+        "up to 16 rows with weights as they are stored, of shapes that were measured; `1`: everything; `0`: nothing.",
     ),
     Setting(
         "ATOM_ATTENTION",

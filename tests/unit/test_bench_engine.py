@@ -196,7 +196,7 @@ def test_a_run_with_fusions(bench: Callable[..., Any]) -> None:
             "qk_rope": {"side": "without qk_rope", "label": "qk_rope and kv_cache"},
             "kv_cache": {"side": "without kv_cache", "label": "kv_cache"},
         },
-        "unused": ["experts"],
+        "unused": ["experts", "linear"],
         "lost": [],
     }
     for cell in model["cells"]:

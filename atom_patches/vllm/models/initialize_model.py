@@ -33,6 +33,7 @@ PATCH = Patch(
         "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner.forward",
         "vllm.model_executor.layers.fused_moe.router.grouped_topk_router:GroupedTopKRouter._compute_routing",
         "vllm.model_executor.layers.linear:RowParallelLinear.forward",
+        "vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply",
         "vllm.model_executor.layers.attention.attention:Attention.__init__",
         "vllm.model_executor.layers.attention.attention:Attention.forward",
         "vllm.model_executor.layers.attention.attention:get_attention_context",

@@ -35,6 +35,7 @@ from atom_patches.models.parts import (
 from atom_patches.vllm.adapters.models.attention import PagedAttention
 from atom_patches.vllm.adapters.models.exchange import LayerExchange
 from atom_patches.vllm.adapters.models.experts import RoutedExperts
+from atom_patches.vllm.adapters.models.products import with_few_rows
 from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
 from atom_patches.vllm.adapters.models.rotary import Rotary
 
@@ -93,22 +94,25 @@ class VllmParts:
             from atom_patches.vllm.adapters.models.latent import Latents
 
             return Latents(inputs, list(outputs), self._quant_config, prefix)
-        return MergedColumnParallelLinear(
+        layer = MergedColumnParallelLinear(
             inputs, list(outputs), bias=False, quant_config=self._quant_config, prefix=prefix, return_bias=False
         )
+        return with_few_rows(layer)
 
     def qkv(
         self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
     ) -> nn.Module:
-        return QKVParallelLinear(
+        layer = QKVParallelLinear(
             inputs, head_size, heads, kv_heads, bias=bias,
             quant_config=self._quant_config, prefix=prefix, return_bias=False,
         )  # fmt: skip
+        return with_few_rows(layer)
 
     def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
-        return RowParallelLinear(
+        layer = RowParallelLinear(
             inputs, outputs, bias=bias, quant_config=self._quant_config, prefix=prefix, return_bias=False
         )
+        return with_few_rows(layer)
 
     def head_parameter(self, heads: int) -> nn.Parameter:
         parameter = nn.Parameter(torch.empty(self.local_heads(heads), dtype=torch.float32), requires_grad=False)
