@@ -18,6 +18,7 @@ VLLM = "atom_patches/vllm"
 CHOICE = f"{UNIT}/test_vllm_models_config.py::test_a_family"
 LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_stock_and_named"
 VLLM_ENGINES = "tests/vllm/test_atom_models.py"
+PRODUCTS = "tests/vllm/test_products.py"
 QUANTISED = "tests/vllm/test_atom_models_quantised.py"
 ATTENTION = f"{VLLM}/adapters/paged_attention.py"
 ATTENDS = "tests/vllm/test_attention.py::test_every_answer_is_the_oracle_s"
@@ -508,6 +509,54 @@ FAULTS = (
         f"{VLLM_ENGINES}::test_every_answer_is_the_oracle_s[qwen3_next]",
         "        self.quant_method = None\n",
         "",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
+        "type(layer.quant_method) is UnquantizedLinearMethod and layer.bias is None",
+        "type(layer.quant_method) is UnquantizedLinearMethod",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
+        "type(layer.quant_method) is UnquantizedLinearMethod",
+        "isinstance(layer.quant_method, UnquantizedLinearMethod)",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
+        "return half and current_platform",
+        "return current_platform",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_a_shape_that_was_not_measured_and_another_platform",
+        " and tuple(weight.shape) in MEASURED",
+        "",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_who_runs_for_how_many_rows",
+        "if x.shape[0] <= MOST_ROWS:",
+        "if x.shape[0] <= MOST_ROWS + 1:",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/products.py",
+        f"{PRODUCTS}::test_a_layer_that_was_measured",
+        "persistent=False",
+        "persistent=True",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/parts.py",
+        f"{VLLM_ENGINES}::test_linear_layers_take_our_product_of_few_rows",
+        """bias=bias,
+            quant_config=self._quant_config, prefix=prefix, return_bias=False,
+        )  # fmt: skip
+        return with_few_rows(layer)""",
+        """bias=bias,
+            quant_config=self._quant_config, prefix=prefix, return_bias=False,
+        )  # fmt: skip
+        return layer""",
     ),
     # A checkpoint lists what it leaves unquantised under its own names, not under those of layers that run several.
     Fault(
