@@ -135,7 +135,7 @@ FAULTS = (
     Fault(
         f"{BENCH}/engine_pair.py",
         f"{ENGINES}::test_a_side_lacks_one_fusion_and_what_needs_it",
-        '{**OVERLAY, "ATOM_FUSIONS": ",".join(left) or "0"}',
-        "OVERLAY",
+        '{**engine.overlay, "ATOM_FUSIONS": ",".join(left) or "0"}',
+        "engine.overlay",
     ),
 )

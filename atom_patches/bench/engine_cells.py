@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 
 from atom_patches.bench.answers import Answer, Comparison, compared
 from atom_patches.bench.interval import Interval, interval
+from atom_patches.bench.seeded_model import SIZES, HybridSize
 
 LEAST = 0.99
 """No cell may be slower than this times stock."""
 
 CLOSE = {"cuda": 0.15, "cpu": 1e-3}
 """How far log-probabilities may be apart: in bfloat16 on a GPU, in float32 on a CPU."""
+
+WRAPPER = ".models.transformers"
+"""In the names of classes with which engines serve models that they have no class of their own for."""
 
 NEEDS = {"kv_cache": "qk_rope"}
 """Fusions that are part of another one."""
@@ -54,6 +58,11 @@ class Model:
     batches: tuple[int, ...]
     lengths: tuple[int, ...]
     steps: int = 48
+
+    @property
+    def experts(self) -> bool:
+        """Whether its layers have experts."""
+        return isinstance(SIZES[self.size], HybridSize)
 
     @property
     def cells(self) -> list[Cell]:
@@ -127,6 +136,8 @@ class Found:
     """What was measured of one model so far.
 
     Attributes:
+        engine: its name for people.
+        expected: the fusions that the overlay's decoder must have.
         sides: what each side says about itself.
         fusions: of the sides that lack one, if there are any.
         answers: of each side, which are compared with stock's.
@@ -138,6 +149,8 @@ class Found:
 
     model: Model
     device: str
+    engine: str = ""
+    expected: list[str] = field(default_factory=list[str])
     sides: dict[str, Any] = field(default_factory=dict[str, Any])
     fusions: Fusions = field(default_factory=Fusions)
     answers: dict[str, list[Answer]] = field(default_factory=dict[str, list[Answer]])
@@ -175,14 +188,23 @@ class Found:
         name = self.model.size
         yield from (f"INCOMPLETE  {name}: {why}" for why in [*self.fusions.lost, self.broken] if why)
         yield from (f"DIFFERENT  {name}: {one}" for one in self.different())
-        theirs = str(self.sides.get("overlay", {}).get("model", ""))
-        if theirs and not theirs.startswith("atom_patches."):
-            yield f"NOT APPLIED  {name}: the overlay's side ran {theirs}"
+        yield from (f"{one[0]}  {name}: {one[1]}" for one in self._misbuilt())
         yield from (f"NOT AS ASKED  {name}: {one}" for one in self.fusions.wrong())
         for cell in self.rounds:
             ratio = self.ratio(cell)
             if self.device == "cuda" and ratio.median < LEAST:
                 yield f"SLOWER  {name}, {cell.label}: {ratio.median:.3f} times as fast as stock"
+
+    def _misbuilt(self) -> Iterator[tuple[str, str]]:
+        """Sides whose model is not the one that they are to be measured with."""
+        ran = {side: str(about.get("model", "")) for side, about in self.sides.items()}
+        if (own := ran.get("stock", "")).startswith("atom_patches.") or WRAPPER in own:
+            yield "NOT STOCK", f"stock's side ran {own}"
+        theirs = ran.get("overlay", "")
+        if theirs and not theirs.startswith("atom_patches."):
+            yield "NOT APPLIED", f"the overlay's side ran {theirs}"
+        elif theirs and (lacking := [one for one in self.expected if one not in self.sides["overlay"]["fusions"]]):
+            yield "NOT AS ASKED", f"the overlay lacks {_listed(lacking)}"
 
     def notes(self) -> Iterator[str]:
         """What a reader should know, and is no failure."""
@@ -200,6 +222,7 @@ class Found:
         return {
             "model": self.model.size,
             "label": self.model.label,
+            "engine": self.engine,
             "device": self.device,
             "sides": self.sides,
             "answers": self.comparison().document() if self.answers else None,

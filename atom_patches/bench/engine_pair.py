@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from atom_patches.bench.answers import Answer
 from atom_patches.bench.engine_cells import Cell, Found, Model, side_without, switched_off
+from atom_patches.bench.engines import Engine
 from atom_patches.core import settings
 
-OVERLAY = {"ATOM_PATCHES": "1", "ATOM_MODELS": "1", "ATOM_PATCH_VLLM_MODELS": "1"}
-STOCK = {"cuda": {"ATOM_PATCHES": "0"}, "cpu": {"ATOM_PATCHES": "1", "ATOM_MODELS": "0"}}
-"""vLLM's CPU platform lacks what a hybrid needs; this package brings it, to vLLM's own model, too."""
-
-PROGRAM = ("-m", "atom_patches.bench.engine_side")
 LOG_CHARACTERS = 3000
 
 Tell = Callable[[str], None]
@@ -38,13 +33,16 @@ class Asked:
     """How a model is measured.
 
     Attributes:
+        engine: whose sides they are.
         fusions: for each, one more side lacks it, if the overlay's decoder has it.
+        options: of the engine, for all sides, over those that they have.
         layers: so many of the model's; 0: all of them.
         profile: also the GPU time of each kernel.
         limit: seconds for a start, and for a cell.
         folder: for the logs.
     """
 
+    engine: Engine
     model: Model
     device: str
     layers: int
@@ -53,6 +51,7 @@ class Asked:
     limit: float
     folder: Path
     fusions: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -63,22 +62,22 @@ class Setup:
     variables: Mapping[str, str]
 
 
-def pair(device: str) -> tuple[Setup, Setup]:
+def pair(engine: Engine, device: str) -> tuple[Setup, Setup]:
     """The sides of every run."""
-    return Setup("stock", STOCK[device]), Setup("overlay", OVERLAY)
+    return Setup("stock", engine.stock[device]), Setup("overlay", engine.overlay)
 
 
-def without(fusion: str) -> Setup:
+def without(engine: Engine, fusion: str) -> Setup:
     """The overlay, but for one fusion and what is nothing without it."""
     left = [one for one in settings.FUSIONS if one not in switched_off(fusion)]
-    return Setup(side_without(fusion), {**OVERLAY, "ATOM_FUSIONS": ",".join(left) or "0"})
+    return Setup(side_without(fusion), {**engine.overlay, "ATOM_FUSIONS": ",".join(left) or "0"})
 
 
 def measure(asked: Asked, tell: Tell, save: Callable[[], None], found: Found) -> None:
     """Fill `found` cell by cell, and have it saved after each; what goes wrong is in `found.broken`."""
     try:
         with ExitStack() as engines:
-            sides = {one.side: engines.enter_context(_side(one, asked)) for one in pair(asked.device)}
+            sides = {one.side: engines.enter_context(_side(one, asked)) for one in pair(asked.engine, asked.device)}
             if asked.fusions:
                 sides |= _lacking(asked, sides["overlay"], engines, tell, found)
             for name, side in sides.items():
@@ -99,15 +98,14 @@ def _lacking(asked: Asked, overlay: Side, engines: ExitStack, tell: Tell, found:
     """
     sides: dict[str, Side] = {}
     _hear("overlay", overlay, tell, found)
-    built = found.fusions.built["overlay"] = overlay.ask(what="fusions", size=0, steps=0)
+    built = found.fusions.built["overlay"] = found.sides["overlay"]["fusions"]
     found.fusions.unused = [one for one in asked.fusions if one not in built]
-    tell(f"the overlay's decoder has the fusions {', '.join(built) or 'none'}")
     for fusion in (one for one in asked.fusions if one in built):
         name = side_without(fusion)
-        side = engines.enter_context(_side(without(fusion), asked))
+        side = engines.enter_context(_side(without(asked.engine, fusion), asked))
         try:
             _hear(name, side, tell, found)
-            found.fusions.built[name] = side.ask(what="fusions", size=0, steps=0)
+            found.fusions.built[name] = found.sides[name]["fusions"]
         except SideEnded as error:
             found.fusions.lost.append(str(error))
             tell(f"{name}: did not start")
@@ -121,7 +119,8 @@ def _lacking(asked: Asked, overlay: Side, engines: ExitStack, tell: Tell, found:
 
 def _hear(name: str, side: Side, tell: Tell, found: Found) -> None:
     about = found.sides[name] = side.receive()
-    tell(f"{name}: {about['model']}, started in {about['seconds']} s")
+    fused = f" with the fusions {', '.join(about['fusions'])}" if about["fusions"] else ""
+    tell(f"{name}: {about['model']}{fused}, {about['graphs']}, started in {about['seconds']} s")
 
 
 def _measure(asked: Asked, sides: Mapping[str, Side], tell: Tell, save: Callable[[], None], found: Found) -> None:
@@ -199,12 +198,13 @@ def _side(setup: Setup, asked: Asked) -> Iterator[Side]:
     plan = {
         "size": asked.model.size, "device": asked.device, "layers": asked.layers, "batches": asked.model.batches,
         "lengths": asked.model.lengths, "folder": str(asked.folder / name), "sides": 2 + len(asked.fusions),
+        "options": dict(asked.options),
     }  # fmt: skip
-    command = [sys.executable, *PROGRAM, str(theirs.fileno()), json.dumps(plan)]
+    command = [sys.executable, *asked.engine.program, str(theirs.fileno()), json.dumps(plan)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env=_environment(setup, asked.device), stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            command, env=asked.engine.environment(asked.device, setup.variables), stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
     theirs.close()
     try:
@@ -213,15 +213,6 @@ def _side(setup: Setup, asked: Asked) -> Iterator[Side]:
         process.kill()
         process.wait()
         ours.close()
-
-
-def _environment(setup: Setup, device: str) -> dict[str, str]:
-    """This process's, without what would steer any side."""
-    kept = {name: one for name, one in os.environ.items() if not name.startswith("ATOM_")}
-    kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""}
-    if device == "cpu":
-        kept |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return kept | dict(setup.variables)
 
 
 def clock() -> Tell:

@@ -1,8 +1,9 @@
-"""One side of `bench engine`: a vLLM engine in this process that measures what it is told, until nobody asks.
+"""One side of `bench engine`: an engine in this process that measures what it is told, until nobody asks.
 
-    python -m atom_patches.bench.engine_side FD PLAN
+    python -m atom_patches.bench.vllm_side FD PLAN      # or sglang_side
 
-FD is the file descriptor of a connection; each message and each answer on it is JSON.
+FD is the file descriptor of a connection; each message and each answer on it is JSON. What an engine does in its own
+way is a subclass's; what is measured, and between which two moments, is here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -21,7 +23,6 @@ import torch
 from torch import nn
 
 from atom_patches.bench import seeded_model
-from atom_patches.core import settings
 
 CONTEXT = {"cuda": 1024, "cpu": 32}
 """Tokens that each request has when its decode steps begin to be timed."""
@@ -38,18 +39,12 @@ PREFILLS = 3
 NEW = 12
 """Tokens of each answer that is compared."""
 
-SHARE = 0.6
-"""Of the GPU's memory, what must be free for all sides together when they start."""
 
-CACHES, CACHE = 16 << 30, 6 << 30
-"""Bytes of all sides' caches together at most, and of one: five sides of the largest model fitted 139 GiB."""
-
-
-def main() -> None:
+def serve(make: Callable[[dict[str, Any]], Side]) -> None:
     """Start the engine, say so, and answer."""
     connection, plan = Connection(int(sys.argv[1])), json.loads(sys.argv[2])
     began = time.monotonic()
-    side = Side(plan)
+    side = make(plan)
     _send(connection, {"seconds": round(time.monotonic() - began, 1), **side.about()})
     while True:
         try:
@@ -63,38 +58,69 @@ def _send(connection: Connection, value: Any) -> None:
     connection.send_bytes(json.dumps(value).encode())
 
 
-class Side:
-    """An engine of the plan's size."""
+class Side(ABC):
+    """An engine of the plan's size. A request, as the engine's subclass has it, is any object."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        from vllm import LLM
-        from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
         size = seeded_model.SIZES[plan["size"]]
         self.size = dataclasses.replace(size, num_hidden_layers=plan["layers"] or size.num_hidden_layers)
         self.cuda = plan["device"] == "cuda"
         self.context = CONTEXT[plan["device"]]
-        seeded_model.register(self.size)
-        longest = max([*plan["lengths"], self.context]) + ROOM
-        self.llm: Any = LLM(
-            model=str(seeded_model.write_config(self.size, Path(plan["folder"]), longest)),
-            load_format=seeded_model.LOAD_FORMAT, skip_tokenizer_init=True, seed=0, max_model_len=longest,
-            max_num_batched_tokens=longest, max_num_seqs=max([1, *plan["batches"]]), enable_prefix_caching=False,
-            distributed_executor_backend=UniProcExecutor, max_logprobs=2, disable_log_stats=True,
-            # One step at a time, so that what a step takes is its own.
-            async_scheduling=False, **(on_gpu(plan["batches"], plan["sides"]) if self.cuda else _on_cpu()),
-        )  # fmt: skip
-        self.engine = self.llm.llm_engine
+        self.longest = max([*plan["lengths"], self.context]) + ROOM
+        self.folder = seeded_model.write_config(self.size, Path(plan["folder"]), self.longest)
+        self.more: dict[str, Any] = plan["options"]
         self.requests = 0
 
-    def about(self) -> dict[str, Any]:
-        """Which class runs, where, and on what."""
-        import vllm
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """What runs."""
 
-        model = self._model()
-        device = torch.cuda.get_device_name() if self.cuda else "cpu"
-        versions = {"vllm": vllm.__version__, "torch": torch.__version__}
-        return {"model": f"{type(model).__module__}.{type(model).__name__}", "device": device, "versions": versions}
+    @abstractmethod
+    def fusions(self) -> list[str]:
+        """What this package's decoder was built to run as one kernel; nothing in the engine's own model."""
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Of the engine and of torch."""
+
+    @abstractmethod
+    def graphs(self) -> str:
+        """What is captured, and how prompts are cut, for people."""
+
+    @abstractmethod
+    def add(self, tokens: list[int], new: int, logprobs: bool) -> Any:
+        """A request for so many tokens, which begins with the next step."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One step of the engine, of which every result is on the host when it returns."""
+
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+
+    @abstractmethod
+    def generated(self, request: Any) -> int:
+        """Tokens that it has so far."""
+
+    @abstractmethod
+    def answer(self, request: Any) -> dict[str, list[Any]]:
+        """Of a finished one that was added with `logprobs`, as ``answers.Answer`` has them."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """End every request, and give back all that they had."""
+
+    def about(self) -> dict[str, Any]:
+        """Which class runs, with what, where, and on what."""
+        kind = type(self.model())
+        return {
+            "model": f"{kind.__module__}.{kind.__name__}",
+            "fusions": self.fusions(),
+            "graphs": self.graphs(),
+            "device": torch.cuda.get_device_name() if self.cuda else "cpu",
+            "versions": self.versions(),
+        }
 
     def measure(self, what: str, size: int, steps: int) -> Any:
         """What was asked; what it took of the device meanwhile is the other sides' again."""
@@ -105,122 +131,73 @@ class Side:
                 torch.cuda.empty_cache()
 
     def _measure(self, what: str, size: int, steps: int) -> Any:
-        """Fusions, answers, the seconds of decode steps or prefills, or the GPU time of one of them by kernel."""
-        if what == "fusions":
-            return _fusions(self._model())
+        """Answers, the seconds of decode steps or prefills, or the GPU time of one of them by kernel."""
         if what == "answers":
             return [self._answer(length) for length in (5, self.context // 2, size)]
         if what == "decode":
             return self._decode(size, steps)
         if what == "prefill":
-            return [self._prefill(size) for _ in range(1 + PREFILLS)][1:]
+            return [self.prefill(size) for _ in range(1 + PREFILLS)][1:]
         if what == "profile decode":
             return _profiled(lambda profile: self._decode(size, steps, profile), steps)
-        return _profiled(lambda profile: self._prefill(size, profile), 1)
+        return _profiled(lambda profile: self.prefill(size, profile), 1)
 
-    def _model(self) -> Any:
-        return self.engine.model_executor.driver_worker.worker.model_runner.get_model()
-
-    def _add(self, length: int, new: int, logprobs: int | None = None) -> None:
-        from vllm import SamplingParams
-
+    def _add(self, length: int, new: int, logprobs: bool = False) -> Any:
         self.requests += 1
         generator = torch.Generator().manual_seed(self.requests)
         tokens = torch.randint(0, self.size.vocab_size, (length,), generator=generator).tolist()
-        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=logprobs)
-        self.engine.add_request(str(self.requests), {"prompt_token_ids": tokens}, params)
+        return self.add(tokens, new, logprobs)
 
     def _answer(self, length: int) -> dict[str, list[Any]]:
-        """As ``answers.Answer`` has them."""
-        self._add(length, NEW, logprobs=2)
-        outputs: list[Any] = []
-        while self.engine.has_unfinished_requests():
-            outputs += self.engine.step()
-        [sample] = outputs[-1].outputs
-        pairs = list(zip(sample.token_ids, sample.logprobs, strict=True))
-        best = [sorted((one.logprob for one in ranked.values()), reverse=True) for _, ranked in pairs]
-        return {
-            "tokens": list(sample.token_ids),
-            "logprobs": [
-                ranked[token].logprob for token, ranked in zip(sample.token_ids, sample.logprobs, strict=True)
-            ],
-            "margins": [one[0] - one[1] for one in best],
-        }
+        request = self._add(length, NEW, logprobs=True)
+        while self.busy():
+            self.step()
+        answer = self.answer(request)
+        self.drop()
+        return answer
 
     def _decode(self, batch: int, steps: int, profile: Any = None) -> list[float]:
         """Seconds of each step in which all requests decode."""
-        for _ in range(batch):
-            self._add(self.context, ROOM)
-        seen: Counter[str] = Counter()
-        while len(seen) < batch or min(seen.values()) < WARM:
-            for output in self.engine.step():
-                seen[output.request_id] = len(output.outputs[0].token_ids)
+        requests = [self._add(self.context, ROOM) for _ in range(batch)]
+        while min(map(self.generated, requests)) < WARM:
+            self.step()
         spans: list[float] = []
-        if profile is not None:
-            profile.start()
+        before = sum(map(self.generated, requests))
+        _begin(profile)
         for _ in range(steps):
             began = time.perf_counter()
-            outputs = self.engine.step()
+            self.step()
             spans.append(time.perf_counter() - began)
-            if len(outputs) != batch:
-                raise RuntimeError(
-                    f"{len(outputs)} of {batch} requests decoded: the cache is too small for all at once"
-                )
-        if profile is not None:
-            torch.cuda.synchronize()
-            profile.stop()
-        self.engine.abort_request(list(seen))
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
+        _end(profile)
+        if (ran := sum(map(self.generated, requests)) - before) != batch * steps:
+            raise RuntimeError(
+                f"{ran} tokens in {steps} steps of {batch} requests: the cache is too small for all at once"
+            )
+        self.drop()
         return spans
 
-    def _prefill(self, length: int, profile: Any = None) -> float:
+    def prefill(self, length: int, profile: Any = None) -> float:
         """Seconds to the first token."""
         self._add(length, new=1)
-        if profile is not None:
-            profile.start()
+        _begin(profile)
         began = time.perf_counter()
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
+        while self.busy():
+            self.step()
         span = time.perf_counter() - began
-        if profile is not None:
-            torch.cuda.synchronize()
-            profile.stop()
+        _end(profile)
+        self.drop()
         return span
 
 
-def _on_cpu() -> dict[str, Any]:
-    return {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.1}
+def _begin(profile: Any) -> None:
+    if profile is not None:
+        profile.start()
 
 
-def on_gpu(batches: list[int], sides: int) -> dict[str, Any]:
-    """All engines are on the GPU at the same time, each with a cache of its own size."""
-    return {
-        "dtype": "bfloat16", "kv_cache_memory_bytes": min(CACHE, CACHES // sides),
-        "gpu_memory_utilization": SHARE / sides,
-        # FlashInfer's kernels would be compiled first, for minutes.
-        "gdn_prefill_backend": "triton", "moe_backend": "triton", "enable_flashinfer_autotune": False,
-        "compilation_config": {"cudagraph_capture_sizes": sorted({1, *batches})},
-    }  # fmt: skip
-
-
-def _fusions(model: nn.Module) -> list[str]:
-    """What the decoder's layers were built to run as one kernel; nothing in vLLM's own model."""
-    if not type(model).__module__.startswith("atom_patches."):
-        return []
-    from atom_patches.models.attention import Attention
-    from atom_patches.vllm.adapters.models.experts import RoutedExperts
-    from atom_patches.vllm.adapters.models.products import FewRows
-
-    layers = list(model.modules())
-    attention = [layer for layer in layers if isinstance(layer, Attention)]
-    built = {
-        "experts": any(layer.own for layer in layers if isinstance(layer, RoutedExperts)),
-        "qk_rope": any(layer.prepares for layer in attention),
-        "kv_cache": any(layer.attends for layer in attention),
-        "linear": any(isinstance(getattr(layer, "quant_method", None), FewRows) for layer in layers),
-    }
-    return [fusion for fusion in settings.FUSIONS if built[fusion]]
+def _end(profile: Any) -> None:
+    if profile is not None:
+        torch.cuda.synchronize()
+        profile.stop()
 
 
 def _profiled(run: Callable[[Any], Any], steps: int) -> dict[str, Any]:
@@ -236,7 +213,3 @@ def _profiled(run: Callable[[Any], Any], steps: int) -> dict[str, Any]:
             counts[event.name] += 1
     rows = [(name, us / steps, round(counts[name] / steps)) for name, us in micros.most_common(60)]
     return {"gpu_us": sum(micros.values()) / steps, "launched": sum(counts.values()) / steps, "kernels": rows}
-
-
-if __name__ == "__main__":
-    main()

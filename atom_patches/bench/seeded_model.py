@@ -1,7 +1,8 @@
-"""A Qwen3-Next or Qwen3 model of any size with seeded weights and no checkpoint: vLLM gets each weight by its name.
+"""A Qwen3-Next or Qwen3 model of any size with seeded weights and no checkpoint: an engine gets each by its name.
 
-Every rank makes each weight whole from its name alone and lets vLLM's own loaders cut it, so all layouts run the same
-model. As in tools/checkpoints.py, the context is heard at these scales, and a token's own code settles its experts.
+Every rank makes each weight whole from its name alone and lets the engine's own loaders cut it, so all layouts run the
+same model. As in tools/checkpoints.py, the context is heard at these scales, and a token's own code settles its
+experts.
 """
 
 from __future__ import annotations
@@ -189,6 +190,11 @@ def _settled(name: str, values: torch.Tensor, size: HybridSize, generator: torch
     return values
 
 
+def weights(size: Size, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight of the checkpoint, one after the other, bfloat16."""
+    return ((name, weight(name, shape, size, device)) for name, shape in shapes(size))
+
+
 def register(size: Size) -> None:
     """Teach vLLM the load format :data:`LOAD_FORMAT`, in this process."""
     from vllm.model_executor.model_loader import register_model_loader
@@ -199,7 +205,6 @@ def register(size: Size) -> None:
             """Nothing is downloaded."""
 
         def load_weights(self, model: Any, model_config: Any) -> None:
-            device = next(model.parameters()).device
-            model.load_weights((name, weight(name, shape, size, device)) for name, shape in shapes(size))
+            model.load_weights(weights(size, next(model.parameters()).device))
 
     register_model_loader(LOAD_FORMAT)(SeededLoader)

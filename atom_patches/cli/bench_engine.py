@@ -1,21 +1,22 @@
-"""`bench engine`: vLLM's own model and the ATOM decoder on one device, measured in turn."""
+"""`bench engine`: an engine's own model and the ATOM decoder on one device, measured in turn."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atom_patches import arming
 from atom_patches.cli import CommandError, bench_report
 from atom_patches.core import settings
 
 if TYPE_CHECKING:
     from atom_patches.bench.engine_cells import Found, Model
+    from atom_patches.bench.engines import Engine
     from atom_patches.cli.parsing import Commands
 
 NAMES = ("qwen35b", "qwen8b", "tiny", "tiny-dense")
@@ -30,23 +31,30 @@ def add_to(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add(
         "bench engine",
-        "time whole vLLM engines, stock and with ATOM decoders, in turn",
-        "Start vLLM stock and with ATOM decoders on the same GPU, with seeded weights and the same options; compare "
-        "their answers; time decode steps and prefills in turn. Exit status: 0 fine, 1 answers differ, a cell is "
-        "slower than 0.99 times stock, or something was not measured, 2 no GPU.",
+        "time whole engines, stock and with ATOM decoders, in turn",
+        "Start vLLM or SGLang stock and with ATOM decoders on the same GPU, with seeded weights and the same options; "
+        "compare their answers; time decode steps and prefills in turn. Exit status: 0 fine, 1 answers differ, a side "
+        "ran another model than it should, a cell is slower than 0.99 times stock, or something was not measured, "
+        "2 no GPU.",
         [
             ("bench engine --raw found", "the shapes of Qwen3.6-35B-A3B, 12 layers, and of Qwen3-8B"),
             ("bench engine --models qwen35b --batches 16 --lengths 4096", "one model, two cells"),
             ("bench engine --models qwen35b --fusions", "what each fusion brings"),
+            ("bench engine --engine sglang --option attention_backend=triton", "SGLang, on one of its backends"),
             ("bench engine --device cpu --rounds 2", "try the command without a GPU"),
         ],
     )
+    parser.add_argument("--engine", choices=arming.ENGINES, help="whose models; else the installed one's, vLLM's first")
     parser.add_argument("--models", type=_models, help=f"some of {','.join(NAMES)}")
     parser.add_argument("--batches", type=_numbers, help="decode steps of so many requests, separated by commas")
     parser.add_argument("--lengths", type=_numbers, help="prefills of so many tokens, separated by commas")
     parser.add_argument(
         "--fusions", type=_fusions, nargs="?", const=settings.FUSIONS, default=(),
         help=f"one more engine without each of {','.join(settings.FUSIONS)}, or of those named",
+    )  # fmt: skip
+    parser.add_argument(
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE",
+        help="one more option of the engine, in Python's spelling, for all sides; the value is JSON, or a text",
     )  # fmt: skip
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the model has; a hybrid's in fours")
     parser.add_argument("--rounds", type=int, default=6, help="medians of so many; an interval takes 6 (6)")
@@ -66,18 +74,22 @@ def run(arguments: argparse.Namespace) -> int:
     from atom_patches.bench import engine_pair
     from atom_patches.bench.engine_cells import DEFAULT, Found
 
-    if importlib.util.find_spec("vllm") is None:
-        raise CommandError("bench engine needs vLLM, which is not installed in this environment.")
+    engine = _engine(arguments.engine)
     if arguments.device == "cuda" and not _has_gpu():
         print("atom_patches: torch finds no GPU here; --device cpu tries the command without one", file=sys.stderr)
         return 2
+    if refusal := engine.refusal(arguments.device):
+        raise CommandError(refusal)
     for path in (arguments.json, arguments.html):
         if path is not None and not path.absolute().parent.is_dir():
             raise CommandError(f"{path}: there is no such directory.")
     asked = [_asked(name, arguments) for name in arguments.models or DEFAULT[arguments.device]]
     folder: Path = arguments.raw.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    found = [Found(model, arguments.device) for model in asked]
+    found = [
+        Found(model, arguments.device, engine.label, engine.expected(arguments.device, model.experts))
+        for model in asked
+    ]
 
     def save() -> None:
         for path in (folder / "engine.json", arguments.json):
@@ -88,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     for one in found:
         tell(f"{one.model.label}: starting {'the' if arguments.fusions else 'both'} engines")
         how = engine_pair.Asked(
-            one.model, arguments.device, arguments.layers, arguments.rounds, profile, arguments.limit, folder,
-            arguments.fusions,
+            engine, one.model, arguments.device, arguments.layers, arguments.rounds, profile, arguments.limit,
+            folder, arguments.fusions, dict(arguments.option),
         )  # fmt: skip
         engine_pair.measure(how, tell, save, one)
         if one.broken == "interrupted":
@@ -123,9 +135,10 @@ def text(found: Mapping[str, Any]) -> str:
 
 def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     about = model["sides"].get("stock", {})
-    yield f"{model['label']}  ({about.get('device', '')}, {bench_report.versions(about.get('versions', {}))})"
+    yield f"{_title(model)}  ({about.get('device', '')}, {bench_report.versions(about.get('versions', {}))})"
     if model["device"] == "cpu":
         yield "TINY MODELS ON A CPU, to try the benchmark itself: these times say nothing about a GPU."
+    yield from (f"  {side}: {_ran(about)}" for side, about in model["sides"].items())
     if answers := model["answers"]:
         yield (
             f"{answers['equal']} of {answers['tokens']} tokens equal before answers part, log-probabilities "
@@ -138,6 +151,15 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     for fusion, about in _of_fusions(model, "measured").items():
         yield LINE.format(f"{about['label']}:", "without", "with (overlay)", "times as fast")
         yield from (LINE.format(*row) for row in _fusion_rows(model, fusion, about["side"]))
+
+
+def _title(model: Mapping[str, Any]) -> str:
+    return f"{model['label']}, {model['engine']}" if model["engine"] else model["label"]
+
+
+def _ran(about: Mapping[str, Any]) -> str:
+    """A side's model, what it runs as one kernel, and what is captured."""
+    return ", ".join([about["model"], *(f"{one} fused" for one in about["fusions"]), about["graphs"]])
 
 
 def _of_fusions(model: Mapping[str, Any], what: str) -> Any:
@@ -184,7 +206,8 @@ def page(found: Mapping[str, Any]) -> str:
     for model in found["models"]:
         groups = [bench_report.Group(cell["label"], {"overlay": cell["ratio"]["median"]}) for cell in model["cells"]]
         parts += [
-            f"<h2>{model['label']}: times as fast as stock</h2>",
+            f"<h2>{_title(model)}: times as fast as stock</h2>",
+            *(f"<p>{side}: {_ran(about)}.</p>" for side, about in model["sides"].items()),
             '<p class="bad">Tiny models on a CPU: nothing about a GPU.</p>' if model["device"] == "cpu" else "",
             bench_report.bars(groups),
             bench_report.table((_spread(model), "stock", "overlay", "times as fast", "target"), _rows(model)),
@@ -196,10 +219,26 @@ def page(found: Mapping[str, Any]) -> str:
                 f"<h3>{about['label']}: times as fast with as without</h3>",
                 bench_report.table((_spread(model), "without", "with (overlay)", "times as fast"), rows),
             ]
-    return bench_report.html("vLLM's own models and ATOM decoders", parts)
+    return bench_report.html("Engines' own models and ATOM decoders", parts)
 
 
 # Input
+
+
+def _engine(name: str | None) -> Engine:
+    """The one asked for, else the first that is installed.
+
+    Raises:
+        CommandError: it is not there, or there is none.
+    """
+    from atom_patches.bench.engines import ENGINES
+
+    asked = list(ENGINES.values()) if name is None else [ENGINES[name]]
+    for engine in asked:
+        if engine.installed():
+            return engine
+    missing = " or ".join(engine.label for engine in asked)
+    raise CommandError(f"bench engine needs {missing}, which is not installed in this environment.")
 
 
 def _asked(name: str, arguments: argparse.Namespace) -> Model:
@@ -233,6 +272,16 @@ def _fusions(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in settings.FUSIONS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no fusion; they are {', '.join(settings.FUSIONS)}")
     return tuple(dict.fromkeys(names))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, given, value = text.partition("=")
+    if not given or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE is needed, such as attention_backend=triton")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -25,19 +25,20 @@ fusions = [one for one in FUSIONS if ours and ("1" in asked_for or one in asked_
 if wrong == "lost":
     sys.exit(9)
 model = "atom_patches.model" if ours and wrong != "stock" else "vllm.model"
-print("a line of the log", flush=True)
-connection.send_bytes(json.dumps({"model": model, "seconds": 1, "device": "d", "versions": {}}).encode())
+print("a line of the log\noptions", json.loads(sys.argv[2])["options"], flush=True)
+if model == "vllm.model" or wrong == "plain":
+    fusions = []
+about = {"model": model, "fusions": fusions, "graphs": "no graphs", "seconds": 1, "device": "d", "versions": {}}
+connection.send_bytes(json.dumps(about).encode())
 asked = 0
 while True:
     what = json.loads(connection.recv_bytes())
-    asked += what["what"] != "fusions"
+    asked += 1
     if wrong == "ends" and asked == 3:
         sys.exit(7)
-    if what["what"] == "fusions":
-        said: object = fusions
-    elif what["what"] == "answers":
+    if what["what"] == "answers":
         answer = {"tokens": [1, 2], "logprobs": [-0.1, -0.9 if wrong == "logprob" else -0.1], "margins": [1.0, 1.0]}
-        said = [answer]
+        said: object = [answer]
     else:
         seconds = 0.004 + 0.001 * (len(FUSIONS) - len(fusions)) if ours and wrong != "slow" else 0.005
         said = [seconds * (2 if wrong == "slow" else 1), seconds]

@@ -1,4 +1,4 @@
-"""`bench engine`: what follows from times, and what remains of a run that is cut short; tests/vllm has a real one."""
+"""`bench engine`: what follows from times, and what remains of a run that is cut short; others run real engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from atom_patches.bench import engine_pair, engine_side, seeded_model
+from atom_patches.bench import engine_pair, engines, seeded_model, vllm_side
 from atom_patches.bench.answers import Answer
 from atom_patches.bench.engine_cells import DEFAULT, MODELS, TARGETS, Cell, Found
 from atom_patches.cli import bench_engine, main
@@ -48,6 +48,75 @@ def test_a_cell_that_is_slower_fails_and_an_interval_that_reaches_below_is_told(
     assert list(unclear.findings()) == []
     assert list(unclear.notes()) == ["note: qwen8b, decode step, batch 16: the interval reaches down to 0.909"]
     assert not [*found([0.5], [1.0], device="cpu").findings()], "times on a CPU say nothing"
+
+
+@pytest.mark.parametrize("own", ["atom_patches.model", "sglang.srt.models.transformers.TransformersForCausalLM"])
+def test_a_stock_side_that_is_not_the_engines_own_model_fails(own: str) -> None:
+    one = found([1.0] * 6, [0.5] * 6)
+    one.sides = {"stock": {"model": own}, "overlay": {"model": "atom_patches.model", "fusions": []}}
+    assert list(one.findings()) == [f"NOT STOCK  qwen8b: stock's side ran {own}"]
+
+
+# Engines
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES.values(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_nothing_from_outside_steers_a_side(
+    engine: engines.Engine, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ATOM_FUSIONS", "ATOM_PATCHES_STRICT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    stock, overlay = (engine.environment(device, one) for one in (engine.stock[device], engine.overlay))
+    for found in (stock, overlay):
+        assert not {"ATOM_FUSIONS", "ATOM_PATCHES_STRICT"} & set(found)
+        assert found["PYTHONPATH"].endswith("/elsewhere")
+    required = f"ATOM_PATCH_{engine.name.upper()}_MODELS"
+    assert overlay["ATOM_MODELS"] == overlay[required] == "1", "a side that cannot have the decoder does not start"
+    assert required not in stock and (stock["ATOM_PATCHES"] == "0" or stock["ATOM_MODELS"] == "0")
+    differ = {name for name in {*stock, *overlay} if stock.get(name) != overlay.get(name)}
+    assert all(name.startswith("ATOM_") for name in differ), "sides differ in this package's variables alone"
+
+
+def test_fusions_that_a_decoder_must_have_are_those_of_its_layers() -> None:
+    assert engines.VLLM.expected("cuda", experts=True) == ["experts", "qk_rope", "kv_cache"]
+    assert engines.SGLANG.expected("cuda", experts=False) == []
+    assert MODELS["qwen35b"].experts and not MODELS["qwen8b"].experts
+
+
+def test_a_release_that_a_side_cannot_drive_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engines.importlib.metadata, "version", lambda name: "0.5.23")
+    told = "bench engine drives SGLang 0.5.17; 0.5.23 is installed."
+    assert engines.SGLANG.refusal("cuda") == told
+    monkeypatch.setattr(engines.importlib.metadata, "version", lambda name: "0.5.17")
+    assert engines.SGLANG.refusal("cuda") is None and engines.SGLANG.refusal("cpu") is None
+    elsewhere = dataclasses.replace(engines.SGLANG, path={"cpu": (tmp_path / "none",)})
+    assert "takes a checkout of this project" in (elsewhere.refusal("cpu") or "")
+    assert elsewhere.refusal("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "told"),
+    [
+        (None, (), "needs vLLM or SGLang, which"),
+        ("sglang", ("vllm",), "needs SGLang, which"),
+        ("vllm", ("sglang",), "needs vLLM, which"),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_told(
+    asked: str | None, there: tuple[str, ...], told: str, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(engines.Engine, "installed", lambda engine: engine.name in there)
+    assert main(["bench", "engine", "--device", "cpu", *(["--engine", asked] if asked else [])]) == 1
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [("vllm",), ("sglang",), ("vllm", "sglang")])
+def test_the_installed_engine_is_measured(there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.Engine, "installed", lambda engine: engine.name in there)
+    assert bench_engine._engine(None).name == there[0]
+    assert [bench_engine._engine(name).name for name in there] == list(there)
 
 
 # Fusions
@@ -115,7 +184,7 @@ def test_a_side_that_is_not_what_it_should_be_fails() -> None:
 
 @pytest.mark.parametrize("fusion", settings.FUSIONS)
 def test_a_side_lacks_one_fusion_and_what_needs_it(fusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in engine_pair.without(fusion).variables.items():
+    for name, value in engine_pair.without(engines.VLLM, fusion).variables.items():
         monkeypatch.setenv(name, value)
     gone = {"qk_rope": {"qk_rope", "kv_cache"}}.get(fusion, {fusion})
     assert settings.fusions() == set(settings.FUSIONS) - gone
@@ -123,7 +192,7 @@ def test_a_side_lacks_one_fusion_and_what_needs_it(fusion: str, monkeypatch: pyt
 
 @pytest.mark.parametrize(("sides", "gib"), [(2, 6), (3, 5.3), (4, 4), (5, 3.2)])
 def test_memory_follows_the_number_of_sides(sides: int, gib: float) -> None:
-    memory = engine_side.on_gpu([16, 1], sides)
+    memory = vllm_side.on_gpu([16, 1], sides)
     assert memory["kv_cache_memory_bytes"] / (1 << 30) == pytest.approx(gib, abs=0.05)
     assert memory["gpu_memory_utilization"] == pytest.approx(0.6 / sides)
 
@@ -154,7 +223,8 @@ def bench(
 ) -> Callable[..., tuple[int, str, dict[str, Any]]]:
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine_pair, "PROGRAM", STAND_IN)
+    stand_in = dataclasses.replace(engines.VLLM, program=STAND_IN)
+    monkeypatch.setattr(engines, "ENGINES", {"vllm": stand_in})
 
     def bench(wrong: str = "", *options: str) -> tuple[int, str, dict[str, Any]]:
         monkeypatch.setenv("WRONG", wrong)
@@ -169,6 +239,8 @@ def test_a_run(bench: Callable[..., Any], tmp_path: Path) -> None:
     status, out, found = bench("", "--models", "tiny", "--html", "r.html", "--json", "r.json")
     assert status == 0 and "nothing wrong" in out and "TINY MODELS ON A CPU" in out
     [model] = found["models"]
+    assert "a hybrid for the CPU, vLLM  (d, " in out
+    assert "  stock: vllm.model, no graphs\n  overlay: atom_patches.model, qk_rope fused, kv_cache fused, no g" in out
     cells = {cell["label"]: cell for cell in model["cells"]}
     assert set(cells) == {"decode step, batch 1", "decode step, batch 2", "prefill of 128"}
     assert cells["prefill of 128"]["ratio"]["median"] == pytest.approx(1.25)
@@ -207,6 +279,13 @@ def test_a_run_with_fusions(bench: Callable[..., Any]) -> None:
     assert re.search(r"qk_rope and kv_cache: +without +with .*\n +decode step, batch 1 +6\.000 \[.*\] +4\.000 \[", out)
 
 
+def test_options_of_the_engine_reach_every_side(bench: Callable[..., Any], tmp_path: Path) -> None:
+    bench("", "--models", "tiny", "--option", "attention_backend=triton", "--option", 'dtype="half"', "--option", "n=3")
+    for side in ("stock", "overlay"):
+        log = (tmp_path / "bench-engine" / f"tiny.{side}.log").read_text()
+        assert "options {'attention_backend': 'triton', 'dtype': 'half', 'n': 3}" in log
+
+
 def test_fusions_may_be_named(bench: Callable[..., Any]) -> None:
     _, _, found = bench("", "--models", "tiny", "--fusions", "kv_cache,experts")
     [model] = found["models"]
@@ -234,6 +313,7 @@ def test_a_side_that_ends_leaves_what_there_is_of_all(bench: Callable[..., Any])
     [
         ("logprob", "DIFFERENT  tiny: prompt 1: log-probabilities are 0.8000 apart at token 1"),
         ("stock", "NOT APPLIED  tiny: the overlay's side ran vllm.model"),
+        ("plain", "NOT AS ASKED  tiny: the overlay lacks qk_rope"),
         ("without-kv_cache:fused", "NOT AS ASKED  tiny: the side without kv_cache has qk_rope, kv_cache, and should"),
         ("without-qk_rope:logprob", "DIFFERENT  tiny: without qk_rope, prompt 1: log-probabilities are 0.8000 apart"),
     ],
@@ -270,7 +350,16 @@ def test_no_gpu_is_told(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [["--models", "qwen"], ["--batches", "1,x"], ["--lengths", "0"], ["--fusions", "moe"]]
+    "option",
+    [
+        ["--models", "qwen"],
+        ["--batches", "1,x"],
+        ["--lengths", "0"],
+        ["--fusions", "moe"],
+        ["--engine", "trt"],
+        ["--option", "dtype"],
+        ["--option", "--dtype=half"],
+    ],  # fmt: skip
 )
 def test_what_is_not_understood(option: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -52,6 +52,7 @@ NEW = Test("tests/startup/test_new_files.py")
 CPU_BENCH = Test("tests/unit/test_documented_commands.py::test_a_benchmark_can_be_tried_without_a_gpu")
 PCP_BENCH = Test("tests/unit/test_bench_pcp.py::test_a_run_on_a_cpu")
 ENGINE_BENCH = Test("tests/vllm/test_compare.py::test_whole_engines_are_measured_in_turn")
+SGLANG_BENCH = Test("tests/sglang/test_bench_engine.py::test_whole_engines_are_measured_in_turn")
 EXAMPLES = Test("tests/unit/test_examples.py")
 
 PROOFS: dict[str, Here | Test | Job | Lacking] = {
@@ -70,6 +71,7 @@ PROOFS: dict[str, Here | Test | Job | Lacking] = {
     rf"{PROGRAM} bench rms_norm --device cpu.*": CPU_BENCH,
     rf"{PROGRAM} bench pcp --device cpu --shape tiny": PCP_BENCH,
     rf"{PROGRAM} bench engine --device cpu.*": ENGINE_BENCH,
+    rf"{PROGRAM} bench engine --engine sglang --device cpu.*": SGLANG_BENCH,
     rf"{PROGRAM} bench.*": GPU,
     r"python -m pytest tests/kernels/test_example\.py": NEW,
     r"python -m pytest tests/ordering tests/drift -k post_step": NEW,
