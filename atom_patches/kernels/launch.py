@@ -34,6 +34,11 @@ def starts_early() -> bool:
     return backend() == "cuda" and int(_target().arch) >= 90
 
 
+def trades_registers() -> bool:
+    """Whether warp groups multiply by themselves and hand registers to one another: Hopper's do."""
+    return backend() == "cuda" and int(_target().arch) == 90
+
+
 def has_large_shared_memory() -> bool:
     """Whether a program may have 227 KiB of shared memory: NVIDIA's data-centre GPUs from compute capability 9.0 on."""
     return backend() == "cuda" and 90 <= int(_target().arch) < 120
@@ -62,4 +67,5 @@ __all__ = [
     "has_large_shared_memory",
     "processors",
     "starts_early",
+    "trades_registers",
 ]

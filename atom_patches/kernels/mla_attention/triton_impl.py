@@ -12,8 +12,9 @@ from torch import Tensor
 from atom_patches.kernels.launch import converts_e4m3, has_large_shared_memory, processors
 from atom_patches.kernels.registry import YES, Verdict, no
 
-from . import _kernels
+from . import _kernels, hopper
 from .layout import GROUP, Layout, layout_of, parts_of
+from .splits import in_splits
 
 MOST_SPLITS = 64
 #: Rows of `indices` are read at once.
@@ -101,7 +102,7 @@ def mla_attention(
             ALIGNED=heads % config.rows == 0, **sizes, **_meta(config),
         )  # fmt: skip
 
-    return _run(launch, q, value_size, config)
+    return in_splits(launch, q, value_size, config.splits)
 
 
 def supports_sparse_mla_attention(
@@ -115,6 +116,8 @@ def supports_sparse_mla_attention(
 def sparse_mla_attention(
     q: Tensor, cache: Tensor, indices: Tensor, scale: float, cache_scale: Tensor | None, value_size: int
 ) -> tuple[Tensor, Tensor]:
+    if hopper.serves(q, cache, indices, value_size).ok:
+        return hopper.sparse_mla_attention(q, cache, indices, scale, value_size)
     tokens, heads = q.shape[:2]
     top_k = indices.shape[1]
     layout = layout_of(cache, value_size, q.shape[2] - value_size)
@@ -128,7 +131,7 @@ def sparse_mla_attention(
             TOP_K2=triton.next_power_of_2(max(1, top_k)), **sizes, **_meta(config),
         )  # fmt: skip
 
-    return _run(launch, q, value_size, config)
+    return in_splits(launch, q, value_size, config.splits)
 
 
 def supports_mla_cache_write(
@@ -202,22 +205,3 @@ def _meta(config: _Config) -> dict[str, int]:
         "num_warps": config.warps,
         "num_stages": config.stages,
     }
-
-
-def _run(launch: Any, q: Tensor, value_size: int, config: _Config) -> tuple[Tensor, Tensor]:
-    tokens, heads = q.shape[:2]
-    out = torch.empty(tokens, heads, value_size, dtype=q.dtype, device=q.device)
-    lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-    if not out.numel():
-        return out, lse
-    if config.splits == 1:
-        launch(out, lse)
-        return out, lse
-    parts = torch.empty(config.splits, tokens * heads, value_size, dtype=torch.float32, device=q.device)
-    part_lse = torch.empty(config.splits, tokens * heads, dtype=torch.float32, device=q.device)
-    launch(parts, part_lse)
-    width = min(128, value_size)
-    _kernels.merge[(tokens * heads, triton.cdiv(value_size, width))](
-        parts, part_lse, out, lse, tokens * heads, L=value_size, WIDTH=width, SPLITS=config.splits, num_warps=4
-    )
-    return out, lse
