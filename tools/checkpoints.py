@@ -241,6 +241,10 @@ RECIPES: dict[str, tuple[Callable[[], PreTrainedModel], int]] = {
     "deepseek_v32": (lambda: _deepseek_v32(16), TINY_VOCAB),
     "deepseek_v32_dense": (lambda: _deepseek_v32(2048), TINY_VOCAB),  # the same weights; picks all there are
     "qwen3_demo": (lambda: _qwen3({**DEMO, "intermediate_size": 768}), DEMO_VOCAB),
+    "qwen3_5_demo": (
+        lambda: _qwen3_5("Qwen3_5", {**DEMO, **DEMO_GDN, "head_dim": 32, "intermediate_size": 768}),
+        DEMO_VOCAB,
+    ),
     "qwen3_next_demo": (
         lambda: _qwen3_next({**DEMO, **DEMO_GDN, **DEMO_MOE, **NEXT_MOE, "intermediate_size": 768}),
         DEMO_VOCAB,

@@ -25,12 +25,14 @@ from tests.vllm.traffic import BEGINS, free_blocks, save, send, shut_down
 
 
 def own_functions(prefix: str) -> dict[str, bool]:
-    """Whether the target of each patch whose name begins so, where it is imported, is what vLLM shipped."""
-    from atom_patches.core import discovery
+    """Whether the target of each patch whose name begins so, where this vLLM has it and it is imported, is what vLLM
+    shipped."""
+    from atom_patches.core import discovery, source
     from atom_patches.vllm.engine import ENGINE
 
     targets = [patch.site for patch in discovery.load(ENGINE) if patch.id.startswith(prefix)]
-    return {str(target): _is_own(target) for target in targets if target.module in sys.modules}
+    there = [target for target in targets if target.module in sys.modules and source.defined(str(target)).ok]
+    return {str(target): _is_own(target) for target in there}
 
 
 def _is_own(target: Any) -> bool:
