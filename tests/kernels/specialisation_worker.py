@@ -120,7 +120,10 @@ BATCHED: dict[str, tuple[Callable[[int], Arguments], ...]] = {
     "recurrent_gated_delta_rule": (case("gated_delta_rule.recurrent_bench", "_step", state_dtype=torch.float32),),
     "rms_norm": (case("rms_norm.bench", "_case", gemma=False),),
     "scatter_rows": (lambda n: bench("context_gather.bench")._scatter(8 * n, META),),
-    "sparse_mla_attention": (lambda n: bench("mla_attention.bench")._sparse(n, 16384, "packed").inputs(META),),
+    "sparse_mla_attention": tuple(
+        lambda n, layout=layout, heads=heads: bench("mla_attention.bench")._sparse(n, 16384, layout, heads).inputs(META)
+        for layout, heads in (("packed", 128), ("packed", 16), ("scaled", 16))
+    ),
     "topk_indices": (lambda n: bench("sparse_indexer.bench")._topk(n, 4096 + n).inputs(META),),
     "verify_gated_delta_rule": (case("gated_delta_rule.recurrent_bench", "_verify", state_dtype=torch.float32),),
 }

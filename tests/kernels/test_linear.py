@@ -137,7 +137,7 @@ def test_every_tile_fits() -> None:
 
 
 def test_what_was_measured_is_what_the_benchmark_measures() -> None:
-    assert set(bench.SHAPES.values()) == tiles.MEASURED >= tiles.TUNED.keys()
+    assert set(bench.SHAPES.values()) >= tiles.MEASURED >= tiles.TUNED.keys()
     assert {case.inputs(torch.device("meta"))[0].shape[0] for case in bench.CASES} == {1, MOST_ROWS}
 
 

@@ -12,7 +12,7 @@ Shape = tuple[int, int]
 
 MEASURED: frozenset[Shape] = frozenset(
     {
-        (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288),  # Qwen3-8B: qkv, o, gate and up, down
+        (6144, 4096), (4096, 4096), (4096, 12288),  # Qwen3-8B: qkv, o, down
         (9216, 2048), (12288, 2048), (64, 2048), (2048, 4096),  # Qwen3.6-35B-A3B: qkv, qkvz, ba, out
     }
 )  # fmt: skip

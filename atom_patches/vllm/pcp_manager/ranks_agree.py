@@ -34,14 +34,14 @@ PATCH = Patch(
 def compare_then_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """Load the model on ranks that agree."""
     from atom_patches.vllm.adapters.pcp_links import open_links
-    from atom_patches.vllm.adapters.pcp_support import check_link, check_ranks_agree, tell_never_run
+    from atom_patches.vllm.adapters.pcp_support import check_link, check_ranks_agree, tell_one_gpu_only
 
     def load_model(self: Worker, *args: Any, **kwargs: Any) -> Any:
         if self.parallel_config.prefill_context_parallel_size > 1:
             check_ranks_agree(self.vllm_config)
             check_link()
             open_links(self.vllm_config)
-            tell_never_run(self.vllm_config)
+            tell_one_gpu_only(self.vllm_config)
         return original(self, *args, **kwargs)
 
     return load_model
