@@ -71,39 +71,17 @@ def wide(
     factor = scale * LOG2E
     gl.warp_specialize(
         [
-            (_attend_left, (q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done,
-                            left_free, line, index_column, out, lse, row, heads, place, begin, end, pairs, factor,
-                            written)),
-            (_attend_right, (q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done,
-                             right_free, line, index_column, out, lse, row, heads, place, begin, end, pairs, factor,
-                             written)),
-            (fetch, (line, index_column, cache, row_stride, left, right, rope, full, left_free, right_free, begin,
-                      end, 2 * pairs, 2, PACKED)),
+            (_attend, (0, q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done,
+                       left_free, line, index_column, out, lse, row, heads, place, begin, end, pairs, factor,
+                       written)),
+            (_attend, (1, q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done,
+                       right_free, line, index_column, out, lse, row, heads, place, begin, end, pairs, factor,
+                       written)),
+            (fetch, (line, index_column, cache, row_stride, left, right, rope, full, left_free, right_free, begin, end,
+                     2 * pairs, 2, PACKED)),
         ],
         [4, 4],
         [ATTEND_REGS, GATHER_REGS],
-    )  # fmt: skip
-
-
-@gluon_jit
-def _attend_left(
-    q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done, left_free, line, column, out,
-    lse, row, heads, place, begin, end, pairs, factor, written,
-):  # fmt: skip
-    _attend(
-        0, q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done, left_free,
-        line, column, out, lse, row, heads, place, begin, end, pairs, factor, written,
-    )  # fmt: skip
-
-
-@gluon_jit
-def _attend_right(
-    q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done, right_free, line, column, out,
-    lse, row, heads, place, begin, end, pairs, factor, written,
-):  # fmt: skip
-    _attend(
-        1, q_left, q_right, q_rope, left, right, rope, tops, totals, query, full, ready, done, right_free,
-        line, column, out, lse, row, heads, place, begin, end, pairs, factor, written,
     )  # fmt: skip
 
 
