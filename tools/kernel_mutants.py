@@ -501,6 +501,20 @@ FAULTS = (
         "if not trades_registers():",
         "if False:",
     ),
+    # Nobody asks the kernels for Hopper: everything stays right, and slow.
+    Fault(
+        f"{KERNELS}/mla_attention/triton_impl.py",
+        f"{TESTS}/test_hopper_latents.py::test_who_is_asked_first",
+        "if hopper.serves(q, cache, indices, value_size).ok:",
+        "if False:",
+    ),
+    # Gluon kernels are assembled by the assembler that makes wrong code.
+    Fault(
+        f"{KERNELS}/gluon_assembler.py",
+        f"{TESTS}/test_assembler.py::test_who_assembles_gluon",
+        "class GluonKernel(Kernel, GluonJITFunction[Any]):",
+        "class GluonKernel(GluonJITFunction[Any]):",
+    ),
     # Rows are copied 16 bytes at a time from where such a copy may not begin.
     Fault(
         f"{KERNELS}/mla_attention/hopper.py",

@@ -40,20 +40,46 @@ assert before == (knobs.nvidia.ptxas, os.environ.get("TRITON_PTXAS_PATH"))
 print(knobs.nvidia.ptxas.version, assembler.newest().version)
 """
 
+COMPILE_GLUON = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import compile_kernels, torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from atom_patches.kernels import assembler, gluon_assembler
 
-def test_who_assembles(tmp_path: Path) -> None:
+def body(x):
+    i = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.store(x + i, gl.load(x + i) + 1)
+
+for kind in (gluon_assembler.gluon_jit, gluon.jit):
+    found = []
+    with compile_kernels.compiling_for("cuda:90", found):
+        kind(body)[(1,)](torch.empty(128, device="meta"))
+    toolkit = int.from_bytes(found[0].asm["cubin"][20:24], "little")
+    print(f"{toolkit // 10}.{toolkit % 10}")
+print(assembler.newest().version, assembler.knobs.nvidia.ptxas.version)
+"""
+
+
+def ran(script: str, folder: Path) -> list[str]:
+    """The lines that a script prints in a process that compiles."""
     tools = Path(__file__).resolve().parents[2] / "tools"
     environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_PTXAS_PATH")}
-    (tmp_path / "kernel.py").write_text(COMPILE)
+    (folder / "kernel.py").write_text(script)
     run = subprocess.run(
-        [sys.executable, str(tmp_path / "kernel.py"), str(tools)],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        [sys.executable, str(folder / "kernel.py"), str(tools)],
+        env=environment | {"TRITON_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    *made, versions = run.stdout.splitlines()
+    return run.stdout.splitlines()
+
+
+def test_who_assembles(tmp_path: Path) -> None:
+    *made, versions = ran(COMPILE, tmp_path)
     default, newest = versions.split()
     assert made == [
         f"cuda:90 atom_patches {newest}",
@@ -61,6 +87,13 @@ def test_who_assembles(tmp_path: Path) -> None:
         f"cuda:80 atom_patches {default}",
         f"cuda:80 triton {default}",
     ]
+
+
+def test_who_assembles_gluon(tmp_path: Path) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    ours, theirs, versions = ran(COMPILE_GLUON, tmp_path)
+    newest, default = versions.split()
+    assert (ours, theirs) == (newest, default)
 
 
 def test_a_newer_assembler_of_the_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +109,9 @@ def test_every_kernel_is_declared_with_our_jit() -> None:
         for path in ROOT.rglob("*.py")
         if path.name != "assembler.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "triton.jit"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("triton.jit", "gluon.jit")
     ]
-    assert not others, "Hopper's wrong code comes back with `triton.jit`: use atom_patches.kernels.assembler.jit"
+    assert not others, (
+        "Hopper's wrong code comes back with `triton.jit` and `gluon.jit`: use assembler.jit and "
+        "gluon_assembler.gluon_jit of atom_patches.kernels"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import harness
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from test_mla_attention import Batch, check, some_of
 from torch import Tensor
 
-from atom_patches.kernels import launch
+from atom_patches.kernels import launch, registry
 from atom_patches.kernels.mla_attention import SPARSE_MLA_ATTENTION
 
 pytest.importorskip("triton")
@@ -68,6 +70,24 @@ def test_twice_is_the_same_to_the_bit(layout: str, heads: int) -> None:
         assert all(map(torch.equal, triton_impl.sparse_mla_attention(*arguments), first))
 
 
+@on_hopper
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_graph_replays_over_new_slots(layout: str, heads: int) -> None:
+    """Whatever decides who works on what is a shape: slots that change, none among them, are met by a captured call."""
+    batch = made(layout, heads, [4], [3000])
+    q, cache, indices, *rest = batch.sparse(some_of(batch, 2048, seed=5, unused=0.1))
+    triton_impl.sparse_mla_attention(q, cache, indices, *rest)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = triton_impl.sparse_mla_attention(q, cache, indices, *rest)
+    for unused in (0.0, 0.99, 1.0):
+        indices.copy_(some_of(batch, 2048, seed=6, unused=unused))
+        graph.replay()
+        again = triton_impl.sparse_mla_attention(q, cache, indices, *rest)
+        assert all(map(torch.equal, captured, again)), unused
+
+
 def given_arguments(layout: str = "plain") -> tuple[Tensor, Tensor, Tensor]:
     batch = Batch([1], [64], heads=16, sizes=SIZES, page=64, layout=layout, dtype="bfloat16")
     return batch.q, batch.cache, torch.zeros(1, 64, dtype=torch.int32, device=harness.DEVICE)
@@ -77,6 +97,31 @@ def given_arguments(layout: str = "plain") -> tuple[Tensor, Tensor, Tensor]:
 def a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.knobs.runtime, "interpret", False)
     monkeypatch.setattr(launch, "_target", lambda: SimpleNamespace(backend="cuda", arch=90))
+
+
+@pytest.mark.parametrize("answer", [registry.YES, registry.no("for this test")], ids=["served", "refused"])
+def test_who_is_asked_first(monkeypatch: pytest.MonkeyPatch, answer: registry.Verdict) -> None:
+    """What these kernels serve they get; what they refuse, the provider's other kernel computes."""
+    mine = (torch.empty(0), torch.empty(0))
+    monkeypatch.setattr(hopper, "serves", lambda *arguments: answer)
+    monkeypatch.setattr(hopper, "sparse_mla_attention", lambda *arguments: mine)
+    q, cache, indices = given_arguments()
+    if answer.ok:
+        assert triton_impl.sparse_mla_attention(q, cache, indices, 1.0, None, 512) is mine
+        return
+    in_splits = triton_impl.in_splits
+    monkeypatch.setattr(triton_impl, "in_splits", lambda launch, *rest: in_splits(lambda out, lse: None, *rest))
+    assert triton_impl.sparse_mla_attention(q, cache, indices, 1.0, None, 512)[0].shape == (1, 16, 512)
+
+
+def test_gluon_is_imported_by_the_first_call_alone() -> None:
+    """An engine that never attends to selected latents does not pay for it when it starts."""
+    code = (
+        "import sys, atom_patches.kernels.mla_attention.triton_impl; "
+        "print([name for name in sys.modules if name.startswith('triton.experimental.gluon')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.usefixtures("a_hopper")
