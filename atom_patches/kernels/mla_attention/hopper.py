@@ -27,7 +27,7 @@ ALIGNED = 16
 
 NARROW = 16
 WIDE = 64
-"""Heads of a program."""
+"""Heads of a program. Up to 16 are narrow; 17 to 63 are filled up to one wide program, whose products have 64 rows."""
 
 REGISTERS = 168
 """Of each thread when a program starts. Then those that gather hand some to those that attend."""
