@@ -80,14 +80,14 @@ FAULTS = (
     Fault(
         f"{BENCH}/answers.py",
         f"{COMPARE}::test_nothing_is_compared_behind_the_first_token_that_differs",
-        "            return Match(gaps, length, Parting(place, one, other, stock.margins[place]))\n",
+        "            return Match(gaps, length, _parting(stock, overlay, place))\n",
         "            continue\n",
     ),
     Fault(
         f"{BENCH}/answers.py",
         f"{COMPARE}::test_a_tie_is_no_difference",
-        "found.margin <= tolerance",
-        "found.margin <= 9",
+        "found.apart <= tolerance",
+        "found.apart <= 9",
     ),
     Fault(
         f"{BENCH}/interval.py",

@@ -1,7 +1,8 @@
 """Two servers' greedy answers to the same prompts, held against each other place by place.
 
 After the first token that differs the two continue different texts, so nothing behind it is compared. Which of two
-tokens as likely as each other comes first is rounding's choice: such a place is a tie and no difference.
+nearly equal tokens comes first is rounding's choice: at that place the log-probabilities of both are held against each
+other, as those of equal tokens are before it. If they are close, the place is a tie and no difference.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 Token = int | str
 """Its id, or its text where a server gives none."""
 
+CANDIDATES = 5
+"""Of each place, the likeliest tokens that are asked for: as many as OpenAI's interface gives."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -20,12 +24,18 @@ class Answer:
 
     Attributes:
         logprobs: of each token.
-        margins: how much likelier the best candidate was than the second; None where the server did not say.
+        candidates: of each place, the likeliest tokens and their log-probabilities; none where the server did not say.
     """
 
     tokens: list[Token]
     logprobs: list[float]
-    margins: list[float | None]
+    candidates: list[list[tuple[Token, float]]]
+
+    def logprob(self, place: int, token: Token) -> float | None:
+        """What `token` would have had there; None if it was no candidate."""
+        if token == self.tokens[place]:
+            return self.logprobs[place]
+        return next((logprob for one, logprob in self.candidates[place] if one == token), None)
 
 
 @dataclass(frozen=True)
@@ -33,13 +43,24 @@ class Parting:
     """Where two answers part.
 
     Attributes:
-        margin: in the stock server's answer.
+        margin: how much likelier stock's token was than overlay's, to the stock server; None if that was no candidate.
+        apart: how far the two servers' log-probabilities of the two tokens are apart at most, or a server's token is
+            behind the other to that server; None if one of them was no candidate.
     """
 
     place: int
     stock: Token
     overlay: Token
-    margin: float | None
+    margin: float | None = None
+    apart: float | None = None
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        if self.margin is None:
+            return "the one is no candidate of the other server"
+        apart = "of unknown distance" if self.apart is None else f"{self.apart:.4f} apart"
+        return f"{self.margin:.4f} less likely to the stock server, log-probabilities {apart}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +81,9 @@ class Match:
         if (worst := max(self.gaps, default=0.0)) > tolerance:
             return f"log-probabilities are {worst:.4f} apart at token {self.gaps.index(worst)}"
         found = self.parting
-        if found is None or (found.margin is not None and found.margin <= tolerance):
+        if found is None or (found.apart is not None and found.apart <= tolerance):
             return ""
-        margin = "of unknown margin" if found.margin is None else f"{found.margin:.4f} likelier than the next"
-        return f"token {found.place} is {found.overlay!r}, not {found.stock!r}, which is {margin}"
+        return f"token {found.place} is {found.overlay!r}, not {found.stock!r}: {found.why}"
 
 
 def match(stock: Answer, overlay: Answer) -> Match:
@@ -73,11 +93,23 @@ def match(stock: Answer, overlay: Answer) -> Match:
     for place in range(min(len(stock.tokens), len(overlay.tokens))):
         one, other = stock.tokens[place], overlay.tokens[place]
         if one != other:
-            return Match(gaps, length, Parting(place, one, other, stock.margins[place]))
+            return Match(gaps, length, _parting(stock, overlay, place))
         gaps.append(abs(stock.logprobs[place] - overlay.logprobs[place]))
     if len(stock.tokens) == len(overlay.tokens):
         return Match(gaps, length)
-    return Match(gaps, length, Parting(len(gaps), _at(stock, len(gaps)), _at(overlay, len(gaps)), None))
+    return Match(gaps, length, Parting(len(gaps), _at(stock, len(gaps)), _at(overlay, len(gaps))))
+
+
+def _parting(stock: Answer, overlay: Answer, place: int) -> Parting:
+    one, other = stock.tokens[place], overlay.tokens[place]
+    second, first = stock.logprob(place, other), overlay.logprob(place, one)
+    margin = None if second is None else stock.logprobs[place] - second
+    if second is None or first is None:
+        return Parting(place, one, other, margin)
+    # That each took what is likeliest to itself is no more than what greedy answers are, and is looked at, too.
+    apart = stock.logprobs[place] - first, second - overlay.logprobs[place]
+    worse = second - stock.logprobs[place], first - overlay.logprobs[place]
+    return Parting(place, one, other, margin, max(*map(abs, apart), *worse))
 
 
 def _at(answer: Answer, place: int) -> Token:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atom_patches.bench import server
-from atom_patches.bench.answers import Answer
+from atom_patches.bench.answers import CANDIDATES, Answer, Token
 
 Prompt = str | list[int]
 """A text, or token ids."""
@@ -47,7 +47,7 @@ class Client:
         Raises:
             AnswerError: a prompt got none.
         """
-        return self._all(prompts, lambda found: _answer(found["choices"][0]), logprobs=2)
+        return self._all(prompts, lambda found: _answer(found["choices"][0]), logprobs=CANDIDATES)
 
     def speed(self, prompts: Sequence[Prompt]) -> float:
         """Generated tokens a second, all prompts together.
@@ -87,15 +87,16 @@ def shifted(prompts: Sequence[Prompt], round_: int) -> list[Prompt]:
 def _answer(choice: dict[str, Any]) -> Answer:
     found = choice["logprobs"]
     return Answer(
-        tokens=choice.get("token_ids") or found["tokens"],
+        tokens=[_token(one) for one in choice.get("token_ids") or found["tokens"]],
         logprobs=found["token_logprobs"],
-        margins=[_margin(one) for one in found["top_logprobs"]],
+        candidates=[[(_token(one), value) for one, value in (place or {}).items()] for place in found["top_logprobs"]],
     )
 
 
-def _margin(ranked: dict[str, float] | None) -> float | None:
-    best = sorted((ranked or {}).values(), reverse=True)
-    return best[0] - best[1] if len(best) > 1 else None
+def _token(said: Token) -> Token:
+    """The id, where what was said names one."""
+    kind, _, number = str(said).partition(":")
+    return int(number) if kind == "token_id" and number.isdecimal() else said
 
 
 def _json(asked: urllib.request.Request) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from atom_patches.bench import engine_side, seeded_model
+from atom_patches.bench.answers import CANDIDATES
 
 CHUNK = {"cuda": 8192, "cpu": 64}
 """Tokens of a prompt that one step takes: on an H200 what SGLang takes by default."""
@@ -83,7 +84,8 @@ class SglangSide(engine_side.Side):
             TokenizedGenerateReqInput(
                 rid=str(self.requests), input_text=None, input_ids=array("q", tokens), input_embeds=None,
                 mm_inputs=None, token_type_ids=None, sampling_params=params, return_logprob=logprobs,
-                logprob_start_len=-1, top_logprobs_num=2 if logprobs else 0, token_ids_logprob=None, stream=False,
+                logprob_start_len=-1, top_logprobs_num=CANDIDATES if logprobs else 0, token_ids_logprob=None,
+                stream=False,
             )
         ])  # fmt: skip
         self.added.append(self.scheduler.waiting_queue[-1])
@@ -109,11 +111,12 @@ class SglangSide(engine_side.Side):
         return len(request.output_ids)
 
     def answer(self, request: Any) -> dict[str, list[Any]]:
-        best = [sorted(map(float, ranked), reverse=True) for ranked in request.logprob.output_top_logprobs_val]
+        said = request.logprob
+        ranked = zip(said.output_top_logprobs_idx, said.output_top_logprobs_val, strict=True)
         return {
             "tokens": list(map(int, request.output_ids)),
-            "logprobs": list(map(float, request.logprob.output_token_logprobs_val)),
-            "margins": [one[0] - one[1] for one in best],
+            "logprobs": list(map(float, said.output_token_logprobs_val)),
+            "candidates": [[*zip(map(int, ids), map(float, values), strict=True)] for ids, values in ranked],
         }
 
     def drop(self) -> None:

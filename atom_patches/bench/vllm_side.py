@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from atom_patches.bench import engine_side, seeded_model
+from atom_patches.bench.answers import CANDIDATES
 from atom_patches.core import settings
 
 SHARE = 0.6
@@ -31,7 +32,7 @@ class VllmSide(engine_side.Side):
             "model": str(self.folder), "load_format": seeded_model.LOAD_FORMAT, "skip_tokenizer_init": True, "seed": 0,
             "max_model_len": self.longest, "max_num_batched_tokens": self.longest,
             "max_num_seqs": max([1, *plan["batches"]]), "enable_prefix_caching": False,
-            "distributed_executor_backend": UniProcExecutor, "max_logprobs": 2, "disable_log_stats": True,
+            "distributed_executor_backend": UniProcExecutor, "max_logprobs": CANDIDATES, "disable_log_stats": True,
             **(on_gpu(plan["batches"], plan["sides"]) if self.cuda else _on_cpu()),
         }  # fmt: skip
         self.llm: Any = LLM(**{**options, **self.more})
@@ -74,7 +75,7 @@ class VllmSide(engine_side.Side):
 
         name = str(self.requests)
         params = SamplingParams(
-            temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=2 if logprobs else None
+            temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=CANDIDATES if logprobs else None
         )
         self.engine.add_request(name, {"prompt_token_ids": tokens}, params)
         return name
@@ -92,11 +93,10 @@ class VllmSide(engine_side.Side):
     def answer(self, request: str) -> dict[str, list[Any]]:
         [sample] = self._read()[request].outputs
         pairs = list(zip(sample.token_ids, sample.logprobs, strict=True))
-        best = [sorted((one.logprob for one in ranked.values()), reverse=True) for _, ranked in pairs]
         return {
             "tokens": list(sample.token_ids),
             "logprobs": [ranked[token].logprob for token, ranked in pairs],
-            "margins": [one[0] - one[1] for one in best],
+            "candidates": [[(token, one.logprob) for token, one in ranked.items()] for _, ranked in pairs],
         }
 
     def drop(self) -> None:

@@ -62,7 +62,7 @@ def add_to(commands: Commands) -> None:
         type=_amount,
         default=0.15,
         metavar="X",
-        help="how far log-probabilities may be apart; a token this much likelier than the next may differ (0.15, for "
+        help="how far log-probabilities may be apart, where tokens first differ those of both tokens (0.15, for "
         "bfloat16)",
     )
     parser.add_argument(

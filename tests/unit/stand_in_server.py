@@ -25,11 +25,13 @@ MARGIN = {"tie": 0.01}.get(os.environ.get("WRONG", ""), 2.0)
 
 def answer(prompt: Any, new: int) -> dict[str, Any]:
     tokens = [zlib.crc32(f"{prompt} {place}".encode()) % 1000 for place in range(new)]
+    others = [token + 1 for token in tokens]
     logprobs = [-0.1] * new
     if WRONG:
-        tokens[PLACE] += 1
+        tokens[PLACE], others[PLACE] = others[PLACE], tokens[PLACE]
     top = [
-        {f"token_id:{token}": one, "token_id:5000": one - MARGIN} for token, one in zip(tokens, logprobs, strict=True)
+        {f"token_id:{token}": one, f"token_id:{other}": one - MARGIN}
+        for token, other, one in zip(tokens, others, logprobs, strict=True)
     ]
     said = {"tokens": [f"token_id:{token}" for token in tokens], "token_logprobs": logprobs, "top_logprobs": top}
     return {"choices": [{"token_ids": tokens, "logprobs": said}], "usage": {"completion_tokens": len(tokens)}}

@@ -37,7 +37,7 @@ while True:
     if wrong == "ends" and asked == 3:
         sys.exit(7)
     if what["what"] == "answers":
-        answer = {"tokens": [1, 2], "logprobs": [-0.1, -0.9 if wrong == "logprob" else -0.1], "margins": [1.0, 1.0]}
+        answer = {"tokens": [1, 2], "logprobs": [-0.1, -0.9 if wrong == "logprob" else -0.1], "candidates": [[], []]}
         said: object = [answer]
     else:
         seconds = 0.004 + 0.001 * (len(FUSIONS) - len(fusions)) if ours and wrong != "slow" else 0.005

@@ -172,8 +172,8 @@ def test_a_fusion_that_costs_more_than_it_brings_is_told() -> None:
 
 def test_a_side_that_is_not_what_it_should_be_fails() -> None:
     one = found([1.0] * 6, [0.5] * 6, qk_rope=[0.6] * 6, kv_cache=[0.5] * 6)
-    answer = Answer([1], [-0.1], [1.0])
-    one.answers = {"stock": [answer], "overlay": [answer], "without qk_rope": [Answer([1], [-0.9], [1.0])]}
+    answer = Answer([1], [-0.1], [[]])
+    one.answers = {"stock": [answer], "overlay": [answer], "without qk_rope": [Answer([1], [-0.9], [[]])]}
     one.answers["without kv_cache"] = [answer]
     one.fusions.built["without kv_cache"] = ["qk_rope", "kv_cache"]
     assert list(one.findings()) == [

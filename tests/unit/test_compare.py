@@ -40,23 +40,41 @@ def test_ends_are_those_of_the_binomial_distribution(n: int, ends: tuple[int, in
 # Answers
 
 
-def said(tokens: list[int], logprob: float = -0.5, margin: float | None = 1.0) -> Answer:
-    return Answer([*tokens], [logprob] * len(tokens), [margin] * len(tokens))
+def said(tokens: list[int], logprob: float = -0.5) -> Answer:
+    return Answer([*tokens], [logprob] * len(tokens), [[]] * len(tokens))
+
+
+def one_token(token: int, **candidates: float) -> Answer:
+    """The answer of a server to which tokens `_2` and so on are that likely."""
+    ranked = [(int(name[1:]), logprob) for name, logprob in candidates.items()]
+    return Answer([token], [dict(ranked)[token]], [ranked])
 
 
 def test_nothing_is_compared_behind_the_first_token_that_differs() -> None:
-    found = match(said([1, 2, 3, 4], -0.5), Answer([1, 2, 9, 4], [-0.5, -0.4, -7.0, -9.0], [1.0] * 4))
+    found = match(said([1, 2, 3, 4], -0.5), Answer([1, 2, 9, 4], [-0.5, -0.4, -7.0, -9.0], [[]] * 4))
     assert found.gaps == pytest.approx([0, 0.1])
     assert found.parting is not None and (found.parting.place, found.parting.stock, found.parting.overlay) == (2, 3, 9)
 
 
 @pytest.mark.parametrize(
-    ("margin", "tolerance", "is_wrong"), [(0.1, 0.15, False), (0.2, 0.15, True), (None, 0.15, True), (0.0, 0.0, False)]
+    ("stock", "overlay", "is_wrong"),
+    [
+        # Either moved by half of what the one led by.
+        (one_token(2, _2=-1.0, _3=-1.25), one_token(3, _2=-1.125, _3=-1.125), False),
+        # Neither moved: the overlay took what is less likely to itself.
+        (one_token(2, _2=-1.0, _3=-1.25), one_token(3, _2=-1.0, _3=-1.25), True),
+        # As little as the first led by, and one moved further.
+        (one_token(2, _2=-1.0, _3=-1.1), one_token(3, _2=-1.0, _3=-0.5), True),
+        (one_token(2, _2=-1.0, _3=-1.1), one_token(3, _2=-2.0, _3=-1.1), True),
+        # One is no candidate of the other server.
+        (one_token(2, _2=-1.0, _4=-1.0), one_token(3, _2=-1.0, _3=-1.0), True),
+        (one_token(2, _2=-1.0, _3=-1.0), one_token(3, _4=-1.0, _3=-1.0), True),
+    ],
 )
-def test_a_tie_is_no_difference(margin: float | None, tolerance: float, is_wrong: bool) -> None:
-    found = compared([said([1, 2], margin=margin)], [said([1, 3], margin=margin)], tolerance)
+def test_a_tie_is_no_difference(stock: Answer, overlay: Answer, is_wrong: bool) -> None:
+    found = compared([stock], [overlay], 0.15)
     assert bool(found.wrong) == is_wrong
-    assert (found.tokens, found.equal) == (2, 1)
+    assert (found.tokens, found.equal) == (1, 0)
 
 
 def test_log_probabilities_that_are_apart_are_a_difference() -> None:
