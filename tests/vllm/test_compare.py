@@ -65,9 +65,9 @@ def test_whole_engines_are_measured_in_turn(tmp_path: Path) -> None:
         assert model["answers"]["share"] == 1.0 and model["answers"]["logprob_worst"] < 1e-4
         assert model["sides"]["stock"]["model"].startswith("vllm.")
         assert model["sides"]["overlay"]["model"].startswith("atom_patches.")
-        # As the engines' layers say. Experts and caches are vLLM's own on its CPU platform.
+        # As the engines' layers say. Experts, caches and products are vLLM's own on its CPU platform.
         assert model["fusions"]["built"] == {"overlay": ["qk_rope"], "without qk_rope": []}
-        assert model["fusions"]["unused"] == ["experts", "kv_cache"]
+        assert model["fusions"]["unused"] == ["experts", "kv_cache", "linear"]
         for cell in model["cells"]:
             assert {side: len(times) for side, times in cell["rounds"].items()} == dict.fromkeys(SIDES, 2)
             assert cell["fusions"]["qk_rope"]["ratio"]["median"] > 0
