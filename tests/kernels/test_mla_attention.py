@@ -188,6 +188,21 @@ def test_the_sparse_reference_is_the_formula(layout: str) -> None:
         close(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_packed_rows_are_read_in_the_queries_dtype(dtype: str) -> None:
+    """A product of that dtype takes no others; where few keys cancel, what they lose is most of the result."""
+    batch = Batch([3], [9], layout="packed", dtype="bfloat16")
+    batch.q = batch.q.to(DTYPES[dtype])
+    rounded = torch.zeros(
+        batch.cache.shape[0], batch.page, sum(batch.sizes), dtype=DTYPES[dtype], device=harness.DEVICE
+    )
+    for slot in batch.slots[0]:
+        rounded[slot // batch.page, slot % batch.page] = dequantised(batch, slot).to(rounded)
+    q, _, indices, *rest = batch.sparse(some_of(batch, 5, seed=1))
+    packed, plain = (reference.sparse_mla_attention(q, cache, indices, *rest) for cache in (batch.cache, rounded))
+    assert all(map(torch.equal, packed, plain))
+
+
 def test_fewer_tokens_than_queries_leave_the_first_ones_blind() -> None:
     batch = Batch([4], [2])
     out, lse = reference.mla_attention(*batch.dense())

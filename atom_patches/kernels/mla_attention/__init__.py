@@ -31,7 +31,8 @@ Layouts of a cache row, told apart by dtype and ROW (E4M3 bytes may come as uint
     plain     ROW = D               bfloat16, float16, float32
     scaled    ROW = D               E4M3; value = byte * cache_scale
     packed    ROW = L + L/32 + 2R   656 bytes for 512 + 64: L E4M3 values, one float32 scale per 128 of them (the
-                                    largest magnitude / 448, at least the smallest normal number), R bfloat16 values
+                                    largest magnitude / 448, at least the smallest normal number), R bfloat16 values;
+                                    attention reads value * scale rounded to q's dtype, as products of that dtype do
 
 mla_cache_write puts latent [T, L] and rope [T, R] (floating, last stride 1) into the slots slots [T] (int32 or int64;
 negative: the row is skipped; real ones are distinct). float32 inside, E4M3 saturates.
