@@ -13,6 +13,7 @@ MANAGER = "atom_patches/vllm/adapters/pcp_manager.py"
 ENGINES = "tests/vllm/test_pcp_manager.py::test_two_ranks"
 ROWS = "tests/vllm/test_pcp_manager_rows.py"
 CONFIG = "tests/unit/test_pcp_manager_config.py"
+BROADCAST = "tests/vllm/test_pcp_broadcast.py"
 
 FAULTS = (
     # A rank's positions are those of the step's first rows.
@@ -44,6 +45,13 @@ FAULTS = (
         f"{ENGINES}[qwen3_5 relay]",
         "input_batch.step.take(rows, dim=-1)",
         "rows[..., : input_batch.num_tokens]",
+    ),
+    # A rank goes on with the ids that it sampled itself.
+    Fault(
+        f"{GROUP}/sampled_ids.py",
+        BROADCAST,
+        "broadcast(get_pcp_group(), output.sampled_token_ids.contiguous(), src=0)",
+        "output.sampled_token_ids",
     ),
     Fault(f"{GROUP}/_config.py", CONFIG, "    if not model.enforce_eager:", "    if False:"),
     Fault(f"{GROUP}/_config.py", CONFIG, "model.is_hybrid and cache.enable_prefix_caching", "False"),

@@ -44,6 +44,7 @@ GRAPHS = ("tests/vllm/test_pcp_graphs.py",)
 PADDING = ("tests/vllm/test_pcp_graph_padding.py",)
 ROUTED = (f"{PCP}::test_ranks_agree_on_experts",)
 ROUTING = ("tests/vllm/test_pcp_routing.py",)
+BROADCAST = ("tests/vllm/test_pcp_broadcast.py",)
 HOST_WAITS = ("tests/vllm/test_pcp_host_waits.py",)
 LINKS = ("tests/vllm/test_pcp_links.py",)
 LAUNCHES = ("tests/vllm/test_pcp_launches.py",)
@@ -375,6 +376,22 @@ TRANSITIONS = [
     Mutant("atom_patches/vllm/adapters/pcp_graphs.py", GRAPHS, "real or _capturing_whole_rows.get()", "real"),
     Mutant("atom_patches/vllm/pcp/moe_dispatch.py", ROUTING, "agreed_logits(router_logits)", "router_logits"),
     Mutant("atom_patches/vllm/adapters/pcp_routing.py", ROUTING, "if first else", "if True else"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_routing.py",
+        BROADCAST,
+        "broadcast(group, sent, src=0)",
+        "group.broadcast(sent, 0)",
+    ),
+    Mutant("atom_patches/vllm/adapters/pcp_broadcast.py", BROADCAST, "nccl is None or nccl.disabled", "nccl is None"),
+    Mutant("atom_patches/vllm/adapters/pcp_broadcast.py", BROADCAST, "nccl is None or nccl.disabled", "True"),
+    Mutant(
+        "atom_patches/vllm/adapters/pcp_broadcast.py",
+        BROADCAST,
+        "nccl.broadcast(tensor, src)",
+        "nccl.broadcast(tensor, 0)",
+    ),
+    Mutant("atom_patches/vllm/pcp/sampled_ids.py", BROADCAST, "sampled_token_ids.contiguous()", "sampled_token_ids"),
+    Mutant("atom_patches/vllm/adapters/pcp_links.py", LINKS, "        broadcast(group, rows, src=0)\n"),
     Mutant(
         "atom_patches/vllm/adapters/pcp_routing.py", ROUTING, "torch.where(are_copies, of_some[:1], of_some)", "of_some"
     ),

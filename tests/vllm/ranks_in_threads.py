@@ -37,6 +37,9 @@ class Meeting:
 class Group:
     """One rank's group coordinator."""
 
+    device_communicator: Any = None
+    """As where there is no device of the ranks' own."""
+
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank_in_group, self.world_size = rank, meeting.size
         self.device, self.device_group = torch.device("cpu"), self

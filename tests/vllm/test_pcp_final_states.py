@@ -47,6 +47,8 @@ def test_every_layer_of_every_request_is_sent_once(lens: list[int], ranks: int, 
 class Group:
     """Broadcasts between ranks that take turns: the owner first."""
 
+    device_communicator = None
+
     def __init__(self) -> None:
         self.told: torch.Tensor | None = None
 

@@ -31,7 +31,7 @@ CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
 class Alone:
     """A group whose other ranks bring what this one brings."""
 
-    world_size, device_group = RANKS, None
+    world_size, device_group, device_communicator = RANKS, None, None
 
     def __init__(self, rank: int) -> None:
         self.rank_in_group = rank

@@ -54,7 +54,7 @@ class Issued(TorchDispatchMode):
 class Alone:
     """A group whose other ranks bring what this one brings; counts collectives."""
 
-    device_group = None
+    device_group = device_communicator = None
 
     def __init__(self, plan: PcpPlan, rank: int) -> None:
         self.rank_in_group, self.world_size, self.calls = rank, plan.world_size, 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.distributed import get_pcp_group
 
+from atom_patches.vllm.adapters.pcp_broadcast import broadcast
 from atom_patches.vllm.adapters.pcp_experts import experts_are_spread
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def open_links(config: VllmConfig) -> None:
     for size in BYTES:
         rows = torch.zeros(group.world_size * max(1, size // ROW // group.world_size), ROW // 4, device=group.device)
         group.all_gather(rows, dim=0)
-        group.broadcast(rows, src=0)
+        broadcast(group, rows, src=0)
         if experts_are_spread(config):
             group.all_reduce(rows)
             group.reduce_scatter(rows, dim=0)

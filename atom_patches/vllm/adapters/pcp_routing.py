@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from vllm.distributed import get_pcp_group
 
+from atom_patches.vllm.adapters.pcp_broadcast import broadcast
+
 
 def agreed_logits(logits: torch.Tensor) -> torch.Tensor:
     """The router logits of the group's first rank, ``[rows, experts]``, on all of its ranks.
@@ -20,7 +22,7 @@ def agreed_logits(logits: torch.Tensor) -> torch.Tensor:
     group = get_pcp_group()
     first = group.rank_in_group == 0
     sent = logits.contiguous() if first else torch.empty_like(logits, memory_format=torch.contiguous_format)
-    return group.broadcast(sent, src=0)
+    return broadcast(group, sent, src=0)
 
 
 def agree_on_copies(logits: torch.Tensor, ranks: int, copies: torch.Tensor) -> None:

@@ -33,6 +33,7 @@ PATCH = Patch(
         "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
         "vllm.model_executor.layers.mamba.mamba_utils:MambaStateShapeCalculator.gated_delta_net_state_shape",
         "vllm.model_executor.layers.fla.ops.fused_gdn_prefill_post_conv:fused_post_conv_prep",
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast",
     ),
     upstream="vllm-project/vllm#48747",
 )

@@ -30,6 +30,7 @@ PATCH = Patch(
     relies_on=(
         "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._forward_impl",
         "vllm.forward_context:ForwardContext",
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast",
     ),
     upstream="none: vLLM gathers in every step",
 )

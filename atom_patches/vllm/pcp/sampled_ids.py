@@ -25,7 +25,10 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp",
     when=pcp_enabled,
-    relies_on=("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",),
+    relies_on=(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast",
+    ),
     upstream="ROCm/ATOM#2049 is the same symptom",
 )
 
@@ -35,9 +38,11 @@ def sample_and_agree(original: Callable[..., SamplerOutput]) -> Callable[..., Sa
     """Sample, then agree on the sampled ids, int32 `[requests, 1]`."""
     from vllm.distributed import get_pcp_group
 
+    from atom_patches.vllm.adapters.pcp_broadcast import broadcast
+
     def _sample(self: GPUModelRunner, *args: Any, **kwargs: Any) -> SamplerOutput:
         output = original(self, *args, **kwargs)
-        output.sampled_token_ids = get_pcp_group().broadcast(output.sampled_token_ids.contiguous(), src=0)
+        output.sampled_token_ids = broadcast(get_pcp_group(), output.sampled_token_ids.contiguous(), src=0)
         return output
 
     return _sample

@@ -32,6 +32,7 @@ PATCH = Patch(
         f"{LAYER}:QwenGatedDeltaNetAttention.__init__",
         "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
         "vllm.model_executor.layers.mamba.mamba_utils:MambaStateShapeCalculator.gated_delta_net_state_shape",
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast",
     ),
     upstream="vllm-project/vllm#48747",
 )

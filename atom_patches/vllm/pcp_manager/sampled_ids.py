@@ -21,7 +21,10 @@ PATCH = Patch(
     kind="correctness",
     group="vllm.pcp_manager",
     when=managed_pcp,
-    relies_on=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",),
+    relies_on=(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast",
+    ),
     upstream="ROCm/ATOM#2049 is the same symptom",
 )
 
@@ -31,9 +34,11 @@ def sample_and_agree(original: Callable[..., tuple[Any, ...]]) -> Callable[..., 
     """Sample, then agree on the sampled ids, `[requests, 1]`."""
     from vllm.distributed import get_pcp_group
 
+    from atom_patches.vllm.adapters.pcp_broadcast import broadcast
+
     def sample(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         output, *counts = original(self, *args, **kwargs)
-        output.sampled_token_ids = get_pcp_group().broadcast(output.sampled_token_ids.contiguous(), src=0)
+        output.sampled_token_ids = broadcast(get_pcp_group(), output.sampled_token_ids.contiguous(), src=0)
         return (output, *counts)
 
     return sample

@@ -12,6 +12,7 @@ import torch
 
 from atom_patches.runtime.pcp import PcpPlan
 from atom_patches.runtime.pcp_gdn_memory import PACKED_BYTES
+from atom_patches.vllm.adapters.pcp_broadcast import broadcast
 from atom_patches.vllm.adapters.pcp_copies import on_device
 from atom_patches.vllm.adapters.pcp_gdn.core_call import CoreCall
 from atom_patches.vllm.adapters.pcp_gdn.state_slots import StateSlots
@@ -49,9 +50,9 @@ def _broadcast(step: SplitStep, owner: int, states: list[StateSlots], slots: lis
     sizes = [one.packed_size(len(at)) for one, at in zip(states, slots, strict=True)]
     if owner == step.rank:
         parts = [one.pack(at).flatten() for one, at in zip(states, slots, strict=True)]
-        step.group.broadcast(torch.cat(parts), src=owner)
+        broadcast(step.group, torch.cat(parts), src=owner)
         return
     packed = torch.empty(sum(size.numel() for size in sizes), dtype=torch.uint8, device=slots[0].device)
-    received = step.group.broadcast(packed, src=owner).split([size.numel() for size in sizes])
+    received = broadcast(step.group, packed, src=owner).split([size.numel() for size in sizes])
     for one, at, size, part in zip(states, slots, sizes, received, strict=True):
         one.unpack(at, part.view(size))
