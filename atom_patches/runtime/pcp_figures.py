@@ -11,7 +11,7 @@ Bytes are those that one rank receives from the other ranks of its group, on ave
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from atom_patches.runtime.pcp import PcpPlan, plan_step
 from atom_patches.runtime.pcp_attention_split import AttentionShape, QueryExchange, choose_layout
@@ -84,8 +84,8 @@ class StepFigures:
 
     def packed(self) -> dict[str, int]:
         """The figures as a flat map of whole numbers, which any serialisation carries."""
-        numbers = {name: int(value) for name, value in asdict(self).items() if isinstance(value, int)}
-        labels = {f"{name}={value}": 1 for name, value in asdict(self.modes).items()}
+        numbers = {name: int(value) for name, value in vars(self).items() if isinstance(value, int)}
+        labels = {f"{name}={value}": 1 for name, value in vars(self.modes).items()}
         return {PREFIX + name: value for name, value in (numbers | labels).items()}
 
     @classmethod
@@ -117,8 +117,7 @@ def step_figures(
         dimensions: of the model.
         asked: how its layers are to run; `auto` is decided here as the ranks decide it.
     """
-    # Most steps are decodes alone, and need no plan.
-    plan = plan_step(query_lens, world_size, min_rows) if max(query_lens) > 1 else None
+    plan = plan_step(query_lens, world_size, min_rows)
     if plan is None:
         return _replicated(sum(query_lens), world_size, dimensions, asked)
     modes = _resolve(plan, context_lens, dimensions, asked)

@@ -163,10 +163,13 @@ class PcpStatLogger(AggregateStatLoggerBase):
         modes = figures.modes
         step = "split" if figures.split else "replicated"
         self._steps.labels(*own, step, modes.attention, modes.gdn, modes.experts).inc()
+        # Of a step of decodes alone, nearly all are zero.
         for kind in ROWS:
-            self._rows.labels(*own, kind).inc(getattr(figures, f"{kind}_rows"))
+            if rows := getattr(figures, f"{kind}_rows"):
+                self._rows.labels(*own, kind).inc(rows)
         for what in BYTES:
-            self._bytes.labels(*own, what).inc(getattr(figures, f"{what}_bytes"))
+            if received := getattr(figures, f"{what}_bytes"):
+                self._bytes.labels(*own, what).inc(received)
         if figures.split:
             self._rows_per_rank.labels(*own).set(figures.rows_per_rank)
 
