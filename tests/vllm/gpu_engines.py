@@ -67,9 +67,10 @@ def engine(
     backend: str = "FLASH_ATTN",
     env: dict[str, str] | None = None,
     counts_graphs: bool = False,
+    rehearsed_with: str = "tests.vllm.paged_backend",
     **more: Any,
 ) -> Engine:
-    """The plan of one engine; `more` are options of LLM."""
+    """The plan of one engine; `more` are options of LLM. A rehearsal calls `install` of `rehearsed_with`."""
     options: dict[str, Any] = {
         "dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 448,
         "enable_prefix_caching": True, "skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 30,
@@ -81,7 +82,7 @@ def engine(
     setups = ["tests.vllm.staged_ranks"] if options["distributed_executor_backend"] == "external_launcher" else []
     if REHEARSAL:
         options |= {**EAGER, "attention_config": {}, "compilation_config": {}}
-        setups.append("tests.vllm.paged_backend")
+        setups.append(rehearsed_with)
         if options["distributed_executor_backend"] == "uni":
             options["distributed_executor_backend"] = "external_launcher"
         if options["distributed_executor_backend"] == "mp":
@@ -126,8 +127,15 @@ class Outcome:
         return self.results[key]
 
 
-def launch(folder: Path, engines: dict[str, Engine], ranks: int, env: dict[str, str], seconds: float = 280) -> Outcome:
-    """Run the engines one after the other in one process for each rank; all ranks share the first GPU.
+def launch(
+    folder: Path,
+    engines: dict[str, Engine],
+    ranks: int,
+    env: dict[str, str],
+    seconds: float = 280,
+    script: str = "gpu_traffic.py",
+) -> Outcome:
+    """Run the engines one after the other in one process of `script` for each rank; all ranks share the first GPU.
 
     Engines with worker processes of vLLM's own have one process here, and a GPU for each worker.
     """
@@ -146,7 +154,7 @@ def launch(folder: Path, engines: dict[str, Engine], ranks: int, env: dict[str, 
     failure = ""
     try:
         envs = [{**shared, "RANK": str(rank)} for rank in range(ranks)]
-        run_engines(folder, [list(engines.values())] * ranks, envs, "gpu_traffic.py", seconds)
+        run_engines(folder, [list(engines.values())] * ranks, envs, script, seconds)
     except AssertionError as error:
         failure = str(error)
     files = [folder / f"result{rank}.json" for rank in range(ranks)]

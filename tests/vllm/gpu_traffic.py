@@ -7,7 +7,7 @@ called first; `counts_graphs`; `waves`, each with `requests` as traffic.py takes
 then on, for what workers in this process read in every step.
 
 RESULT holds for every engine that ended what each request gave, the graphs that each worker replayed in each wave,
-each patch's state in this process, and whether the patched functions are vLLM's own.
+what each worker ran on, each patch's state in this process, and whether the patched functions are vLLM's own.
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ def _is_own(target: Any) -> bool:
     return True
 
 
+def ran_on(worker: Any) -> dict[str, list[str]]:
+    """The modules of the classes that a worker's model runner is of, and the backends of its layers."""
+    runner = worker.model_runner
+    backends = {group.backend.get_name() for groups in runner.attn_groups for group in groups}
+    return {"runner": [one.__module__ for one in type(runner).__mro__], "backends": sorted(backends)}
+
+
 def run(engine: dict[str, Any]) -> dict[str, Any]:
     """Start one engine, send it every wave, shut it down."""
     from vllm import LLM
@@ -78,9 +85,10 @@ def run(engine: dict[str, Any]) -> dict[str, Any]:
             result["waves"].append(send(llm, wave["requests"], f"wave{index}"))
             if counts:
                 result["graphs"].append(llm.collective_rpc("graphs_take"))
+        result["ran_on"] = llm.collective_rpc(ran_on)
         result["leaked"] = before - free_blocks(llm)
         result["patches"] = {one.id: one.state for one in REGISTRY.status("vllm")}
-        result["own"] = own_functions("vllm.pcp.")
+        result["own"] = own_functions("vllm.pcp")
         shut_down(llm)
     finally:
         del llm

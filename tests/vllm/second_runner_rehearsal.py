@@ -1,0 +1,12 @@
+"""tests/vllm/gpu_traffic.py on vLLM's second model runner, on the CPU platform."""
+
+from __future__ import annotations
+
+from tests.vllm import interpreted_triton
+
+interpreted_triton.install()
+
+if __name__ == "__main__":
+    from tests.vllm.gpu_traffic import main
+
+    main()
