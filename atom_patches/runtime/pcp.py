@@ -261,7 +261,7 @@ def plan_step(query_lens: Sequence[int], world_size: int, min_rows: int) -> PcpP
     Returns:
         The plan, or None if every rank runs the whole step (a *replicated* step).
     """
-    if world_size < 2 or sum(query_lens) == len(query_lens):  # most steps are decodes alone
+    if world_size < 2 or max(query_lens, default=0) < 2:  # most steps are decodes alone
         return None
     plan = PcpPlan(world_size, tuple(int(rows) for rows in query_lens))
     return plan if plan.pool_size >= world_size * max(min_rows, 1) else None
