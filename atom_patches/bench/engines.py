@@ -103,7 +103,7 @@ SGLANG = Engine(
             "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
         },
     },
-    fusions={"cuda": ("experts",), "cpu": ("experts",)},
+    fusions={"cuda": ("experts", "linear"), "cpu": ("experts",)},
     drops=("ATOM_", "SGLANG_"),
     releases=("0.5.17",),
     path={"cpu": (STAND_IN,)},

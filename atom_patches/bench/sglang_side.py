@@ -19,6 +19,7 @@ from torch import nn
 
 from atom_patches.bench import engine_side, seeded_model
 from atom_patches.bench.answers import CANDIDATES
+from atom_patches.core import settings
 
 CHUNK = {"cuda": 8192, "cpu": 64}
 """Tokens of a prompt that one step takes: on an H200 what SGLang takes by default."""
@@ -59,10 +60,14 @@ class SglangSide(engine_side.Side):
         model = self.model()
         if not type(model).__module__.startswith("atom_patches."):
             return []
+        from atom_patches.models.few_rows import has_few_rows
         from atom_patches.sglang.adapters.experts import RoutedExperts
 
-        own = any(layer.own for layer in model.modules() if isinstance(layer, RoutedExperts))
-        return ["experts"] if own else []
+        built = {
+            "experts": any(layer.own for layer in model.modules() if isinstance(layer, RoutedExperts)),
+            "linear": has_few_rows(model),
+        }
+        return [fusion for fusion in settings.FUSIONS if built.get(fusion)]
 
     def versions(self) -> dict[str, str]:
         from sglang.version import __version__

@@ -48,8 +48,8 @@ class VllmSide(engine_side.Side):
         if not type(model).__module__.startswith("atom_patches."):
             return []
         from atom_patches.models.attention import Attention
+        from atom_patches.models.few_rows import has_few_rows
         from atom_patches.vllm.adapters.models.experts import RoutedExperts
-        from atom_patches.vllm.adapters.models.products import FewRows
 
         layers = list(model.modules())
         attention = [layer for layer in layers if isinstance(layer, Attention)]
@@ -57,7 +57,7 @@ class VllmSide(engine_side.Side):
             "experts": any(layer.own for layer in layers if isinstance(layer, RoutedExperts)),
             "qk_rope": any(layer.prepares for layer in attention),
             "kv_cache": any(layer.attends for layer in attention),
-            "linear": any(isinstance(getattr(layer, "quant_method", None), FewRows) for layer in layers),
+            "linear": has_few_rows(model),
         }
         return [fusion for fusion in settings.FUSIONS if built[fusion]]
 

@@ -159,7 +159,7 @@ TABLE: tuple[Setting, ...] = (
         ("0", "1", *FUSIONS),
         "What ATOM decoders run as one kernel, separated by commas. `experts`: the chosen experts and the shared one, "
         "where the engine would run its own Triton kernels; `qk_rope`, in vLLM: norms of queries and keys, and rotary "
-        "positions; `kv_cache`, with `qk_rope`: the write to the cache, too; `linear`, in vLLM on NVIDIA: products of "
+        "positions; `kv_cache`, with `qk_rope`: the write to the cache, too; `linear`, on NVIDIA: products of "
         "up to 16 rows with weights as they are stored, of shapes that were measured; `1`: everything; `0`: nothing.",
     ),
     Setting(

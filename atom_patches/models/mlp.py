@@ -29,16 +29,15 @@ class GatedMlp(nn.Module):
 class Router(nn.Linear):
     """Scores of all experts; with a bias beside them, they are as exact as one product gives them, in float32."""
 
-    def __init__(self, shape: ExpertsShape) -> None:
+    def __init__(self, shape: ExpertsShape, parts: Parts) -> None:
         super().__init__(shape.hidden, shape.experts, bias=False)
+        self.product = linear_in_float32 if shape.biased else parts.product(self.weight)
         self.e_score_correction_bias: nn.Parameter | None = None
         if shape.biased:
             self.e_score_correction_bias = nn.Parameter(torch.zeros(shape.experts, dtype=torch.float32))
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.e_score_correction_bias is None:
-            return super().forward(input)
-        return linear_in_float32(input, self.weight)
+        return self.product(input, self.weight)
 
 
 class SparseMlp(nn.Module):
@@ -52,7 +51,7 @@ class SparseMlp(nn.Module):
         shape = config.experts
         assert shape is not None  # layers are sparse only in configurations with experts
         self.scale = config.routed_scale
-        self.gate = Router(shape)
+        self.gate = Router(shape, parts)
         self.experts = _experts(layer, shape, self.gate, parts, prefix=f"{prefix}.experts")
         self.shared_expert: GatedMlp | None = None
         self.shared_gated = config.shared_gated

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.norms import RmsNorm
+from atom_patches.models.products import Product
 
 if TYPE_CHECKING:
     from atom_patches.models.gdn_core import GdnWeights
@@ -207,6 +208,13 @@ class Parts(Protocol):
 
     def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
         """`module(x) -> y`, x being this rank's part of the inputs; a bias is in one rank's result only."""
+        ...
+
+    def product(self, weight: Tensor) -> Product:
+        """How the product with weights in the model's dtype, whole on every rank and not quantised, is to be had.
+
+        It is called with these weights, or with others at the same place, and may be a module.
+        """
         ...
 
     def head_parameter(self, heads: int) -> nn.Parameter:

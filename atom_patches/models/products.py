@@ -1,10 +1,15 @@
-"""Products whose rounding matters more than usual."""
+"""Products with weights as they are stored, and those whose rounding matters more than usual."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""From x [rows, inputs] and weights [outputs, inputs] to `x @ weight.T` [rows, outputs]."""
 
 
 def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:

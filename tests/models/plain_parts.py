@@ -29,6 +29,7 @@ from atom_patches.models.parts import (
     RotaryShape,
     Stage,
 )
+from atom_patches.models.products import Product
 from atom_patches.models.rotary import Rotary
 from atom_patches.models.weights import WeightPiece
 
@@ -240,6 +241,9 @@ class PlainParts:
 
     def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
         return Row(inputs, outputs, self.rank, self.ranks.size, bias)
+
+    def product(self, weight: Tensor) -> Product:
+        return linear
 
     def head_parameter(self, heads: int) -> nn.Parameter:
         return nn.Parameter(torch.full((heads // self.ranks.size,), torch.nan))

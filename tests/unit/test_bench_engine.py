@@ -81,7 +81,8 @@ def test_nothing_from_outside_steers_a_side(
 
 def test_fusions_that_a_decoder_must_have_are_those_of_its_layers() -> None:
     assert engines.VLLM.expected("cuda", experts=True) == ["experts", "qk_rope", "kv_cache", "linear"]
-    assert engines.SGLANG.expected("cuda", experts=False) == []
+    assert engines.SGLANG.expected("cuda", experts=False) == ["linear"]
+    assert engines.SGLANG.expected("cpu", experts=False) == []
     assert MODELS["qwen35b"].experts and not MODELS["qwen8b"].experts
 
 

@@ -1,4 +1,4 @@
-"""The linear layers of Qwen3-8B and of Qwen3.6-35B-A3B in decode steps."""
+"""The linear layers of Qwen3-8B and of Qwen3.6-35B-A3B, and the router of its experts, in decode steps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SHAPES = {
     "Qwen3.6-35B-A3B qkvz": (12288, 2048),
     "Qwen3.6-35B-A3B ba": (64, 2048),
     "Qwen3.6-35B-A3B out": (2048, 4096),
+    "Qwen3.6-35B-A3B router": (256, 2048),
 }
 """(outputs, inputs)."""
 

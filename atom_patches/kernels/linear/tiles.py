@@ -14,6 +14,7 @@ MEASURED: frozenset[Shape] = frozenset(
     {
         (6144, 4096), (4096, 4096), (4096, 12288),  # Qwen3-8B: qkv, o, down
         (9216, 2048), (12288, 2048), (64, 2048), (2048, 4096),  # Qwen3.6-35B-A3B: qkv, qkvz, ba, out
+        (256, 2048),  # its router
     }
 )  # fmt: skip
 """Whose product with one row was faster than cuBLAS's."""

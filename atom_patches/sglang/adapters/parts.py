@@ -15,7 +15,7 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import sharded_weight_loader
 from sglang.srt.runtime_context import get_parallel
-from torch import nn
+from torch import Tensor, nn
 
 from atom_patches.models.lightning_indexer import IndexerShape
 from atom_patches.models.norms import RmsNorm
@@ -29,11 +29,13 @@ from atom_patches.models.parts import (
     RotaryShape,
     Stage,
 )
+from atom_patches.models.products import Product
 from atom_patches.sglang.adapters.attention import PagedAttention
 from atom_patches.sglang.adapters.exchange import exchange_of, layers_of
 from atom_patches.sglang.adapters.experts import RoutedExperts
 from atom_patches.sglang.adapters.latent import ByHead, LatentPagedAttention, latent_scaling
 from atom_patches.sglang.adapters.linear import Column, QueryKeyValue, Ranks, Row, spread_over
+from atom_patches.sglang.adapters.products import product_of, with_few_rows
 from atom_patches.sglang.adapters.recurrence import Recurrence, Run
 
 
@@ -70,21 +72,27 @@ class SglangParts:
         self, inputs: int, outputs: tuple[int, ...], *, group: Group, prefix: str, quantised: bool = True
     ) -> nn.Module:
         quant = self._quant_config if quantised else None
-        return Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, **spread_over(_ranks(group)))
+        layer = Column(inputs, list(outputs), False, quant_config=quant, prefix=prefix, **spread_over(_ranks(group)))
+        return with_few_rows(layer) if quantised else layer  # others are filters, and what attention multiplies by
 
     def qkv(
         self, inputs: int, head_size: int, heads: int, kv_heads: int, *, prefix: str, bias: bool = False
     ) -> nn.Module:
-        return QueryKeyValue(
+        layer = QueryKeyValue(
             inputs, head_size, heads, kv_heads, bias,
             quant_config=self._quant_config, prefix=prefix, **spread_over(_ranks("attention")),
         )  # fmt: skip
+        return with_few_rows(layer)
 
     def row(self, inputs: int, outputs: int, *, group: Group, prefix: str, bias: bool = False) -> nn.Module:
-        return Row(
+        layer = Row(
             inputs, outputs, bias, input_is_parallel=True, reduce_results=False,
             quant_config=self._quant_config, prefix=prefix, **spread_over(_ranks(group)),
         )  # fmt: skip
+        return with_few_rows(layer)
+
+    def product(self, weight: Tensor) -> Product:
+        return product_of(weight)
 
     def head_parameter(self, heads: int) -> nn.Parameter:
         parameter = nn.Parameter(torch.empty(self.local_heads(heads), dtype=torch.float32), requires_grad=False)

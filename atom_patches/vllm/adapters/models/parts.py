@@ -32,10 +32,11 @@ from atom_patches.models.parts import (
     RotaryShape,
     Stage,
 )
+from atom_patches.models.products import Product
 from atom_patches.vllm.adapters.models.attention import PagedAttention
 from atom_patches.vllm.adapters.models.exchange import LayerExchange
 from atom_patches.vllm.adapters.models.experts import RoutedExperts
-from atom_patches.vllm.adapters.models.products import with_few_rows
+from atom_patches.vllm.adapters.models.products import product_of, with_few_rows
 from atom_patches.vllm.adapters.models.recurrence import RecurrentLayer
 from atom_patches.vllm.adapters.models.rotary import Rotary
 
@@ -113,6 +114,9 @@ class VllmParts:
             inputs, outputs, bias=bias, quant_config=self._quant_config, prefix=prefix, return_bias=False
         )
         return with_few_rows(layer)
+
+    def product(self, weight: Tensor) -> Product:
+        return product_of(weight)
 
     def head_parameter(self, heads: int) -> nn.Parameter:
         parameter = nn.Parameter(torch.empty(self.local_heads(heads), dtype=torch.float32), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Linear layers of vLLM's whose products of few rows are this package's, in steps that do not have more.
+"""Linear layers of vLLM's, and routers, whose products of few rows are this package's, in steps that do not have more.
 
 How many rows a step has, a compiled graph does not know. So the product is one operation in it, which looks when it
 runs, or is captured; prefills take vLLM's product within it.
@@ -8,17 +8,16 @@ runs, or is captured; prefills take vLLM's product within it.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
-from vllm.platforms import current_platform
 
-from atom_patches.core import settings
-from atom_patches.kernels.linear import MOST_ROWS, counters, linear
-from atom_patches.kernels.linear.tiles import MEASURED
+from atom_patches.kernels.linear import MOST_ROWS, linear
+from atom_patches.models import few_rows
+from atom_patches.models.products import Product
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -36,25 +35,12 @@ class FewRows(UnquantizedLinearMethod):
 
 def with_few_rows(layer: Layer) -> Layer:
     """The layer, with this package's product where it may be the faster one."""
-    given: Any = layer
-    if "linear" in settings.fusions() and _as_stored(given) and _measured(given.weight):
-        # A buffer, so that sleep mode keeps it: zeros are what a call finds, and leaves.
-        counts = counters(given.weight.shape[0], given.weight.device)
-        given.register_buffer("arrived", counts, persistent=False)
-        given.quant_method = FewRows()
-    return layer
+    return few_rows.with_few_rows(layer, UnquantizedLinearMethod, FewRows)
 
 
-def _as_stored(layer: Any) -> bool:
-    """Whether the layer is a product with its weights alone."""
-    return type(layer.quant_method) is UnquantizedLinearMethod and layer.bias is None
-
-
-def _measured(weight: Tensor) -> bool:
-    """Whether the product of weights of this shape was measured on such a GPU: others would be one operation for
-    nothing."""
-    half = weight.dtype in (torch.bfloat16, torch.float16)
-    return half and current_platform.is_cuda() and tuple(weight.shape) in MEASURED
+def product_of(weight: Tensor) -> Product:
+    """The product with these weights: this package's where it may be the faster one."""
+    return few_rows.product_of(weight, torch.ops.atom_patches.few_rows)
 
 
 def _few_rows(x: Tensor, weight: Tensor, arrived: Tensor) -> Tensor:
