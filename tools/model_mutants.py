@@ -19,6 +19,8 @@ CHOICE = f"{UNIT}/test_vllm_models_config.py::test_a_family"
 LEFT = f"{UNIT}/test_vllm_models_config.py::test_what_is_not_served_is_left_to_stock_and_named"
 VLLM_ENGINES = "tests/vllm/test_atom_models.py"
 PRODUCTS = "tests/vllm/test_products.py"
+SGLANG_PRODUCTS = "tests/sglang/test_products.py"
+OURS_OF_FEW_ROWS = "test_products_of_few_rows_are_ours_unless_that_is_switched_off[moe products tp2]"
 QUANTISED = "tests/vllm/test_atom_models_quantised.py"
 ATTENTION = f"{VLLM}/adapters/paged_attention.py"
 ATTENDS = "tests/vllm/test_attention.py::test_every_answer_is_the_oracle_s"
@@ -511,28 +513,58 @@ FAULTS = (
         "",
     ),
     Fault(
-        f"{VLLM}/adapters/models/products.py",
-        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
-        "type(layer.quant_method) is UnquantizedLinearMethod and layer.bias is None",
-        "type(layer.quant_method) is UnquantizedLinearMethod",
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_layers_that_stay_as_they_are",
+        " and given.bias is None",
+        "",
     ),
     Fault(
-        f"{VLLM}/adapters/models/products.py",
-        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
-        "type(layer.quant_method) is UnquantizedLinearMethod",
-        "isinstance(layer.quant_method, UnquantizedLinearMethod)",
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_layers_that_stay_as_they_are",
+        "type(given.quant_method) is own",
+        "isinstance(given.quant_method, own)",
     ),
     Fault(
-        f"{VLLM}/adapters/models/products.py",
-        f"{PRODUCTS}::test_layers_that_stay_as_they_are",
-        "return half and current_platform",
-        "return current_platform",
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_layers_that_stay_as_they_are",
+        "return half and on_nvidia",
+        "return on_nvidia",
     ),
     Fault(
-        f"{VLLM}/adapters/models/products.py",
-        f"{PRODUCTS}::test_a_shape_that_was_not_measured_and_another_platform",
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_a_shape_that_was_not_measured_and_another_platform",
         " and tuple(weight.shape) in MEASURED",
         "",
+    ),
+    Fault(
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_a_shape_that_was_not_measured_and_another_platform",
+        " and on_nvidia(weight)",
+        "",
+    ),
+    Fault(
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_it_can_be_switched_off",
+        '"linear" in settings.fusions() and ',
+        "",
+    ),
+    Fault(
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_what_was_measured",
+        "persistent=False",
+        "persistent=True",
+    ),
+    Fault(
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_what_was_measured",
+        "if wanted(weight) else linear",
+        "if False else linear",
+    ),
+    Fault(
+        f"{MODELS}/few_rows.py",
+        f"{TESTS}/test_few_rows.py::test_what_was_measured",
+        "== COUNTERS for",
+        "!= COUNTERS for",
     ),
     Fault(
         f"{VLLM}/adapters/models/products.py",
@@ -542,9 +574,9 @@ FAULTS = (
     ),
     Fault(
         f"{VLLM}/adapters/models/products.py",
-        f"{PRODUCTS}::test_a_layer_that_was_measured",
-        "persistent=False",
-        "persistent=True",
+        f"{PRODUCTS}::test_who_runs_for_how_many_rows[1-Routed]",
+        "product_of(weight, torch.ops.atom_patches.few_rows)",
+        "product_of(weight, lambda x, weight, arrived: nn.functional.linear(x, weight))",
     ),
     Fault(
         f"{VLLM}/adapters/models/parts.py",
@@ -557,6 +589,60 @@ FAULTS = (
             quant_config=self._quant_config, prefix=prefix, return_bias=False,
         )  # fmt: skip
         return layer""",
+    ),
+    Fault(
+        f"{MODELS}/mlp.py",
+        f"{TESTS}/test_router.py::test_scores_are_the_engine_s_product",
+        "parts.product(self.weight)",
+        "nn.functional.linear",
+    ),
+    Fault(
+        f"{MODELS}/mlp.py",
+        f"{TESTS}/test_router.py::test_with_a_bias_they_are_in_float32",
+        "linear_in_float32 if shape.biased else parts",
+        "parts",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/products.py",
+        f"{SGLANG_PRODUCTS}::test_who_runs_for_how_many_rows",
+        "if bias is not None or x.shape[0] > MOST_ROWS:",
+        "if bias is not None or x.shape[0] > MOST_ROWS + 1:",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/products.py",
+        f"{SGLANG_PRODUCTS}::test_who_runs_for_how_many_rows",
+        "    if x.shape[0] > MOST_ROWS:\n        return nn",
+        "    if x.shape[0] >= MOST_ROWS:\n        return nn",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/products.py",
+        f"{SGLANG_PRODUCTS}::test_a_bias_is_added_by_sglang_s_product",
+        "if bias is not None or x",
+        "if x",
+    ),
+    Fault(
+        f"{SGLANG}/kernels/linear.py",
+        f"{SGLANG_PRODUCTS}::test_sglang_s_own_product_behind_the_operation",
+        "if x.numel() == 0",
+        "if x.numel() < 0",
+    ),
+    Fault(
+        f"{VLLM}/adapters/models/parts.py",
+        f"{VLLM_ENGINES}::test_linear_layers_take_our_product_of_few_rows",
+        "return product_of(weight)",
+        "return nn.functional.linear",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/parts.py",
+        f"{ENGINES}::{OURS_OF_FEW_ROWS}",
+        "return with_few_rows(layer) if quantised else layer",
+        "return layer",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/parts.py",
+        f"{ENGINES}::{OURS_OF_FEW_ROWS}",
+        "return product_of(weight)",
+        "return torch.nn.functional.linear",
     ),
     # A checkpoint lists what it leaves unquantised under its own names, not under those of layers that run several.
     Fault(

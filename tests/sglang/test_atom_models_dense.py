@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from atom_patches.kernels.linear import MOST_ROWS
 from tests.sglang.engines import Engine, Wave, asked_for, chat, engine
 from tests.sglang.probed import DP2, IN_STAGES, SHELLS, TP2, Launched, Layout, atom, run, waves
 
@@ -18,6 +19,7 @@ LAYOUTS: dict[str, Layout] = {
     "llama": ("llama_tied", {}, "AtomLlamaForCausalLM", False),
     "qwen3 tp2": ("qwen3_tied", TP2, "AtomQwen3ForCausalLM", False),
     "moe": ("qwen3_moe", {}, "AtomQwen3MoeForCausalLM", False),
+    "moe products tp2": ("qwen3_moe", TP2, "AtomQwen3MoeForCausalLM", False),
 }
 LONG: dict[str, Layout] = {
     "v3 tp2": ("deepseek_v3", TP2, "AtomDeepseekV3ForCausalLM", False),
@@ -31,6 +33,10 @@ LONG: dict[str, Layout] = {
 }
 #: Layers with experts, of checkpoints that have any.
 SPARSE = 3
+#: Their products in a step: before and behind attention, routers', and two in the layer without experts.
+PRODUCTS = 4 * 2 + SPARSE + 2
+#: For engines whose matrices count as measured.
+OWN_PRODUCTS = {"OWN_PRODUCTS": "1"}
 KEYS = [*LAYOUTS, *(pytest.param(key, marks=pytest.mark.long) for key in LONG)]
 LAYERS = 4
 #: Engines that are also asked the turns of a chat, by ATOM's decoder and by SGLang's own.
@@ -54,7 +60,8 @@ def planned(key: str, folder: Path) -> Engine:
         return dataclasses.replace(plan, env=plan.env | more)
     name, layout, _, spread = (LAYOUTS | LONG)[key]
     plan = atom(key, folder, engine(name, asked(key, spread), chunked_prefill_size=128, **layout))
-    return dataclasses.replace(plan, env=plan.env | {"ATOM_FUSIONS": "0"}) if "unfused" in key else plan
+    more = {"ATOM_FUSIONS": "0", **OWN_PRODUCTS} if "unfused" in key else OWN_PRODUCTS if "products" in key else {}
+    return dataclasses.replace(plan, env=plan.env | more)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,15 @@ def test_our_class_ran_all_of_its_layers_in_every_step(engines: Launched, key: s
 def test_experts_are_our_kernel_s_unless_that_is_switched_off(engines: Launched, key: str) -> None:
     ran = {step.get("own", 0) for steps in engines[key].steps for step in steps}
     assert ran == {0 if "unfused" in key else SPARSE}
+
+
+@pytest.mark.parametrize("key", ["moe products tp2", pytest.param("moe plain unfused", marks=pytest.mark.long)])
+def test_products_of_few_rows_are_ours_unless_that_is_switched_off(engines: Launched, key: str) -> None:
+    """On every rank, with its part of the weights; answers are the oracle's, above."""
+    steps = [step for steps in engines[key].steps for step in steps]
+    few = {step.get("products", 0) for step in steps if step["rows"] <= MOST_ROWS}
+    assert few == {0 if "unfused" in key else PRODUCTS}
+    assert {step.get("products", 0) for step in steps if step["rows"] > MOST_ROWS} == {0}
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, marks=pytest.mark.long) for key in LONG if LONG[key][3]])

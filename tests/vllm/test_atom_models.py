@@ -121,7 +121,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
         plans[key] = atom("qwen3_next", at_once(), *turns, env=env)
     # Last, because it leaves vLLM's kernels without their weights.
     plans["own experts"] = atom(DEMO, at_once(), setup="tests.vllm.own_experts", max_num_batched_tokens=320)
-    plans["own products"] = atom("qwen3_tied", at_once(), setup="tests.vllm.own_products", max_num_batched_tokens=320)
+    plans["own products"] = atom("qwen3_moe", at_once(), setup="tests.vllm.own_products", max_num_batched_tokens=320)
     return folder, single(folder, plans)
 
 
@@ -164,11 +164,13 @@ def test_our_kernel_takes_the_shared_expert_along(engines: tuple[Path, dict[str,
 
 def test_linear_layers_take_our_product_of_few_rows(engines: tuple[Path, dict[str, Any]]) -> None:
     result = engines[1]["own products"]
-    check_ours(result["report"], "qwen3_tied")
+    check_ours(result["report"], "qwen3_moe")
     products = result["report"]["products"]
-    assert products["many"] % (4 * LAYERS) == 0 and products["few"] % (4 * LAYERS) == 0, "four in a layer"
+    step = LAYERS * 2 + 3 + 2
+    told = "before and behind attention, the routers' of three layers, and two in the layer without experts"
+    assert products["many"] % step == 0 and products["few"] % step == 0, told
     assert products["few"] > products["many"] > 0, "decode steps, and prefills"
-    check_greedy("qwen3_tied", at_once(), result["waves"][0])
+    check_greedy("qwen3_moe", at_once(), result["waves"][0])
 
 
 @pytest.mark.parametrize("key", STOCK)

@@ -2,7 +2,8 @@
 whose experts are this package's kernels, and of these those that take the shared expert along.
 
 One line of JSON a step and process, in the directory LAYER_PROBE. With the plugin named in SGLANG_PLUGINS, and the
-folder of this file on PYTHONPATH, it is in every scheduler; it changes nothing but that.
+folder of this file on PYTHONPATH, it is in every scheduler. It changes nothing else, unless OWN_PRODUCTS is set: then
+all matrices count as measured, so that their products of few rows are this package's, and are counted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def install() -> None:
 
     if getattr(decoder.Decoder.forward, "probed", False):
         return
+    if os.environ.get("OWN_PRODUCTS"):
+        _own_products()
     layer_forward, decoder_forward = decoder.DecoderLayer.forward, decoder.Decoder.forward
 
     def count(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,6 +46,22 @@ def install() -> None:
     write.probed = True  # type: ignore[attr-defined]
     decoder.DecoderLayer.forward = count
     decoder.Decoder.forward = write
+
+
+def _own_products() -> None:
+    from atom_patches.models import few_rows
+    from atom_patches.sglang.adapters import products
+
+    plain = products.linear
+
+    def count(*arguments: Any) -> Any:
+        ran = _ran.get()
+        if ran is not None:
+            ran["products"] += 1
+        return plain(*arguments)
+
+    few_rows.measured = lambda weight: True
+    products.linear = count
 
 
 def experts_of(decoder: Any) -> Counter[str]:
