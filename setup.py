@@ -36,7 +36,7 @@ def version() -> str:
     text = (ROOT / "atom_patches" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if found is None:
-        raise RuntimeError("atom_patches/__init__.py has no line of the form __version__ = \"…\"")
+        raise RuntimeError('atom_patches/__init__.py has no line of the form __version__ = "…"')
     return found.group(1)
 
 

@@ -90,10 +90,11 @@ def _attend(
     totals = gl.zeros([KEYS, HEADS], gl.float32, M)
     top = gl.full([HEADS], LOWEST, gl.float32, by_head)
     number = begin + gl.arange(0, KEYS, gl.SliceLayout(1, M))
+    following = used_slots(line, column, number, end)
     mbarrier.wait(query, 0)
     for i in range(tiles):
         b = i % BUFFERS
-        used = used_slots(line, column, number, end)
+        used = following
         number += KEYS
         mbarrier.wait(full.index(b), (i // BUFFERS) & 1)
         fence_async_shared()
@@ -110,6 +111,7 @@ def _attend(
         weights.store(gl.permute(p.to(gl.bfloat16), (1, 0)))
         fence_async_shared()
         gl.thread_barrier()
+        following = used_slots(line, column, number, end)  # a fence waits for what is asked for before it
         turned = weights.permute((1, 0))
         o_left = warpgroup_mma(left.index(b).permute((1, 0)), turned, o_left * fade, is_async=True)
         o_right = warpgroup_mma(right.index(b).permute((1, 0)), turned, o_right * fade, is_async=True)
