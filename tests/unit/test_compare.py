@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom_patches.bench.answers import Answer, compared, match
+from atom_patches.bench.answers import Answer, Token, compared, match
 from atom_patches.bench.client import shifted
 from atom_patches.bench.interval import ENOUGH, interval
 from atom_patches.cli import compare_report, main
@@ -46,7 +46,7 @@ def said(tokens: list[int], logprob: float = -0.5) -> Answer:
 
 def one_token(token: int, **candidates: float) -> Answer:
     """The answer of a server to which tokens `_2` and so on are that likely."""
-    ranked = [(int(name[1:]), logprob) for name, logprob in candidates.items()]
+    ranked: list[tuple[Token, float]] = [(int(name[1:]), logprob) for name, logprob in candidates.items()]
     return Answer([token], [dict(ranked)[token]], [ranked])
 
 

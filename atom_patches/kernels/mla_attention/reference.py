@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atom_patches.kernels import e4m3
 
-from .layout import GROUP, Layout, parts_of
+from .layout import GROUP, Layout, layout_of, parts_of
 
 #: Rows of queries that gather their keys together: what bounds the memory.
 CHUNK = 64
@@ -39,7 +39,7 @@ def mla_attention(
             continue
         position = torch.arange(length, device=q.device)
         slots = block_table[i].long()[position // page] * page + position % page
-        keys = _read(cache, slots, q, value_size, cache_scale)
+        keys = _keys(cache, slots, q, value_size, cache_scale)
         for first in range(rows.start, rows.stop, CHUNK):
             some = slice(first, min(first + CHUNK, rows.stop))
             limit = length - rows.stop + torch.arange(some.start, some.stop, device=q.device)
@@ -57,7 +57,7 @@ def sparse_mla_attention(
         some = slice(first, first + CHUNK)
         used = indices[some] >= 0
         slots = indices[some].long().clamp_min(0)
-        keys = _read(cache, slots, q, value_size, cache_scale).masked_fill(~used[:, :, None], 0.0)
+        keys = _keys(cache, slots, q, value_size, cache_scale).masked_fill(~used[:, :, None], 0.0)
         out[some], lse[some] = _attend(q[some], keys, used, scale, value_size)
     return out, lse
 
@@ -86,9 +86,16 @@ def mla_cache_write(latent: Tensor, rope: Tensor, slots: Tensor, cache: Tensor, 
         parts.rope[block, place] = rope.bfloat16()
 
 
-def _read(cache: Tensor, slots: Tensor, q: Tensor, latent_size: int, cache_scale: Tensor | None) -> Tensor:
-    """The rows at `slots` (any shape), dequantised: [..., D] float32. No other row is touched."""
-    layout, latent, scales, rope = parts_of(cache, latent_size, q.shape[-1] - latent_size)
+def _keys(cache: Tensor, slots: Tensor, q: Tensor, latent_size: int, cache_scale: Tensor | None) -> Tensor:
+    """The rows at `slots` as these queries read them, [..., D] float32."""
+    keys = read(cache, slots, q.shape[-1], latent_size, cache_scale)
+    packed = layout_of(cache, latent_size, q.shape[-1] - latent_size) is Layout.PACKED
+    return keys.to(q.dtype).float() if packed else keys
+
+
+def read(cache: Tensor, slots: Tensor, size: int, latent_size: int, cache_scale: Tensor | None) -> Tensor:
+    """The rows at `slots` (any shape), dequantised: [..., size] float32. No other row is touched."""
+    layout, latent, scales, rope = parts_of(cache, latent_size, size - latent_size)
     page = cache.shape[1]
     at = slots // page, slots % page
     if layout is Layout.PLAIN:
@@ -99,7 +106,7 @@ def _read(cache: Tensor, slots: Tensor, q: Tensor, latent_size: int, cache_scale
         right = rope.view(torch.uint8)[at].view(e4m3.DTYPE).float()
         return torch.cat([left, right], dim=-1) * cache_scale
     assert scales is not None
-    left = (left * scales[at].repeat_interleave(GROUP, dim=-1)).to(q.dtype).float()
+    left = left * scales[at].repeat_interleave(GROUP, dim=-1)
     return torch.cat([left, rope[at].float()], dim=-1)
 
 
