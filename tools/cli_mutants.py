@@ -89,6 +89,19 @@ FAULTS = (
         "found.apart <= tolerance",
         "found.apart <= 9",
     ),
+    Fault(f"{BENCH}/answers.py", f"{COMPARE}::test_a_tie_is_no_difference", "max(*apart, *worse)", "max(apart)"),
+    Fault(
+        f"{BENCH}/answers.py",
+        f"{COMPARE}::test_log_probabilities_that_are_apart_are_a_difference",
+        "math.inf if math.isnan(distance) else distance",
+        "distance",
+    ),
+    Fault(
+        f"{BENCH}/client.py",
+        f"{COMPARE}::test_a_tie_is_told_and_is_no_difference",
+        'self._model().get("owned_by") == "sglang"',
+        "False",
+    ),
     Fault(
         f"{BENCH}/interval.py",
         f"{COMPARE}::test_ends_are_those_of_the_binomial_distribution",

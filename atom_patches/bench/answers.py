@@ -7,6 +7,7 @@ other, as those of equal tokens are before it. If they are close, the place is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +33,7 @@ class Answer:
     candidates: list[list[tuple[Token, float]]]
 
     def logprob(self, place: int, token: Token) -> float | None:
-        """What `token` would have had there; None if it was no candidate."""
-        if token == self.tokens[place]:
-            return self.logprobs[place]
+        """What `token` has there; None if it is no candidate."""
         return next((logprob for one, logprob in self.candidates[place] if one == token), None)
 
 
@@ -94,7 +93,7 @@ def match(stock: Answer, overlay: Answer) -> Match:
         one, other = stock.tokens[place], overlay.tokens[place]
         if one != other:
             return Match(gaps, length, _parting(stock, overlay, place))
-        gaps.append(abs(stock.logprobs[place] - overlay.logprobs[place]))
+        gaps.append(_apart(stock.logprobs[place], overlay.logprobs[place]))
     if len(stock.tokens) == len(overlay.tokens):
         return Match(gaps, length)
     return Match(gaps, length, Parting(len(gaps), _at(stock, len(gaps)), _at(overlay, len(gaps))))
@@ -107,9 +106,15 @@ def _parting(stock: Answer, overlay: Answer, place: int) -> Parting:
     if second is None or first is None:
         return Parting(place, one, other, margin)
     # That each took what is likeliest to itself is no more than what greedy answers are, and is looked at, too.
-    apart = stock.logprobs[place] - first, second - overlay.logprobs[place]
+    apart = _apart(stock.logprobs[place], first), _apart(second, overlay.logprobs[place])
     worse = second - stock.logprobs[place], first - overlay.logprobs[place]
-    return Parting(place, one, other, margin, max(*map(abs, apart), *worse))
+    return Parting(place, one, other, margin, max(*apart, *worse))
+
+
+def _apart(one: float, other: float) -> float:
+    """How far two log-probabilities are apart; without end if they are no numbers."""
+    distance = abs(one - other)
+    return math.inf if math.isnan(distance) else distance
 
 
 def _at(answer: Answer, place: int) -> Token:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sglang.environment import ROOT, environment, options
 
-BIASED = "SGLANG_PLUGINS=biased ATOM_MODELS=1 BIASED=0.1"
+BIASED = "SGLANG_PLUGINS=biased ATOM_MODELS=1 BIASED=0.02"
 
 
 def compare(folder: Path, model: Path, *more: str) -> tuple[int, dict[str, Any]]:
@@ -55,3 +55,5 @@ def test_wrong_norms_are_found(tmp_path: Path, checkpoint: Callable[[str], Path]
     status, found = compare(tmp_path, checkpoint("qwen3"), "--overlay", BIASED)
     assert status == 1
     assert found["findings"] and all(one.startswith("DIFFERENT") for one in found["findings"])
+    # Both tokens are among both servers' likeliest, of which several have the same text.
+    assert found["answers"]["partings"] and all(one["apart"] is not None for one in found["answers"]["partings"])

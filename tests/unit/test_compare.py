@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
@@ -69,6 +70,7 @@ def test_nothing_is_compared_behind_the_first_token_that_differs() -> None:
         # One is no candidate of the other server.
         (one_token(2, _2=-1.0, _4=-1.0), one_token(3, _2=-1.0, _3=-1.0), True),
         (one_token(2, _2=-1.0, _3=-1.0), one_token(3, _4=-1.0, _3=-1.0), True),
+        (one_token(2, _2=-1.0, _3=math.nan), one_token(3, _2=-1.0, _3=-1.0), True),
     ],
 )
 def test_a_tie_is_no_difference(stock: Answer, overlay: Answer, is_wrong: bool) -> None:
@@ -81,6 +83,7 @@ def test_log_probabilities_that_are_apart_are_a_difference() -> None:
     assert compared([said([1])], [said([1], -0.6)], 0.2).wrong == []
     (why,) = compared([said([1])], [said([1], -0.8)], 0.2).wrong
     assert why == "prompt 1: log-probabilities are 0.3000 apart at token 0"
+    assert compared([said([1, 2])], [Answer([1, 2], [-0.5, math.nan], [[], []])], 0.2).wrong
 
 
 def test_an_answer_that_ends_early_is_a_difference() -> None:
@@ -131,11 +134,12 @@ def test_a_broken_overlay_is_different(capsys: pytest.CaptureFixture[str]) -> No
     assert status == 1 and "DIFFERENT  prompt 1: token 2 is" in out and "prompt 8: token 2 is" in out
 
 
+@pytest.mark.parametrize("engine", [(), ("--sglang",)])
 def test_a_tie_is_told_and_is_no_difference(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, engine: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("WRONG", "tie")
-    status, out, _ = compare(capsys, "--", *SERVER)
+    status, out, _ = compare(capsys, "--", *SERVER, *engine)
     assert status == 0
     assert "prompt 8 parts at token 2" in out and "a margin of 0.0100" in out
     assert "16 of 40 tokens of 8 answers are equal (40.0%)" in out
