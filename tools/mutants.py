@@ -4,12 +4,14 @@
 
 A mutant removes one patch (its file: the overlay then does not know the member) or changes one line of the code behind
 it. For each, the tests that guard the place run until the first failure. One line a mutant names the test that failed;
-a mutant that survives, or that no longer fits the code, fails the run. With WORDs, only mutants that contain one.
+a mutant that survives, or that no longer fits the code, fails the run. So does a test that fails without any mutant:
+all of them run in such a copy first. With WORDs, only mutants that contain one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -17,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import build_env
 import cli_mutants
 import dp_mutants
 import kernel_mutants
@@ -32,7 +36,8 @@ import sparse_mutants
 ROOT = Path(__file__).resolve().parent.parent
 SGLANG = "sglang-0.5.17"
 COPIED = (
-    "atom_patches", "atom_patches_boot.py", "benchmarks", "tests", "tools", "pyproject.toml", "setup.py", "README.md"
+    "atom_patches", "atom_patches_boot.py", "benchmarks", "docs", "envs", "tests", "tools", ".github", "Makefile",
+    "README.md", "pyproject.toml", "setup.py"
 )  # fmt: skip
 PCP = "tests/vllm/test_pcp.py"
 HYBRID = (f"{PCP}::test_two_ranks[qwen3_next]",)
@@ -504,22 +509,63 @@ def _python_of(name: str) -> str:
     return str(lanes.environment(next(lane for lane in lanes.LANES if lane.name == name)))
 
 
+def joined(python: str, checkout: Path) -> str:
+    """An environment like that one, for the copy: where another checkout is installed, the command line refuses."""
+    own = checkout / ".venv"
+    shutil.copytree(Path(python).parents[1], own, symlinks=True)
+    packages = build_env.site_packages(own)
+    [record] = packages.glob("atom_patches-*.dist-info/direct_url.json")
+    installed = json.loads(record.read_text())["url"].removeprefix("file://")
+    for path in (record, *packages.glob("__editable__*")):
+        path.write_text(path.read_text().replace(installed, str(checkout)))
+    return str(own / "bin" / "python")
+
+
+def run(python: str, mutant: Mutant | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest in a copy of the checkout, with the mutant."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        checkout = Path(scratch).resolve()
+        copy_checkout(checkout)
+        if mutant is not None:
+            apply(mutant, checkout)
+        command = [joined(python, checkout), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+        limit = 1200 if mutant is not None else None
+        return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=limit)
+
+
+def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The tests that failed.
+
+    Raises:
+        RuntimeError: pytest could not run them.
+    """
+    found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1) or (done.returncode == 1 and not found):
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}")
+    return found
+
+
+def failing_anyway(chosen: Sequence[Mutant]) -> list[str]:
+    """The tests of these mutants that fail without any: they would find every one."""
+    together: dict[str, dict[str, None]] = {}
+    alone: dict[tuple[str, ...], None] = {}  # those with an option, which is not for others
+    for mutant in chosen:
+        python, has_option = _interpreter(mutant), any(one.startswith("-") for one in mutant.tests)
+        if has_option:
+            alone[(python, *mutant.tests)] = None
+        else:
+            together.setdefault(python, {}).update(dict.fromkeys(mutant.tests))
+    runs = [*alone, *((python, *tests) for python, tests in together.items())]
+    return [name for python, *tests in runs for name in failures(run(python, None, *tests))]
+
+
 def first_failure(mutant: Mutant) -> str | None:
     """The name of the first test that fails with the mutant, or None if it survives."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
-        copy_checkout(Path(scratch))
-        apply(mutant, Path(scratch))
-        command = [_interpreter(mutant), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
-        env = {**os.environ, "PYTHONPATH": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=1200)
-    if done.returncode == 0:
-        return None
+    done = run(_interpreter(mutant), mutant, "-x", *mutant.tests)
     if done.returncode < 0:
         return f"the tests crashed (signal {-done.returncode})"
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode != 1 or found is None:
-        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}")
-    return found[1]
+    return next(iter(failures(done)), None)
 
 
 def main() -> int:
@@ -532,7 +578,9 @@ def main() -> int:
     if args.list:
         print(*(mutant.name for mutant in chosen), sep="\n")
         return 0
-    survivors = 0
+    survivors, failing = 0, failing_anyway(chosen)
+    for test in failing:
+        print(f"FAILS WITHOUT A MUTANT, TOO: {test}", flush=True)
     for mutant in chosen:
         started = time.monotonic()
         try:
@@ -543,7 +591,7 @@ def main() -> int:
             failed, survivors = "SURVIVED", survivors + 1
         print(f"{mutant.name}  =>  {failed}  ({time.monotonic() - started:.0f} s)", flush=True)
     print(f"mutants: {len(chosen) - survivors}/{len(chosen)} found")
-    return 1 if survivors or not chosen else 0
+    return 1 if survivors or failing or not chosen else 0
 
 
 if __name__ == "__main__":
