@@ -1,4 +1,7 @@
-"""The linear layers of Qwen3-8B and of Qwen3.6-35B-A3B, and the router of its experts, in decode steps."""
+"""The linear layers of Qwen3-8B and of Qwen3.6-35B-A3B, the router of its experts, and a head, in decode steps.
+
+No decoder asks for the head's product yet: its times are to say whether one should.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ SHAPES = {
     "Qwen3-8B o": (4096, 4096),
     "Qwen3-8B gate and up": (24576, 4096),
     "Qwen3-8B down": (4096, 12288),
+    "Qwen3-8B head": (151936, 4096),
     "Qwen3.6-35B-A3B qkv": (9216, 2048),
     "Qwen3.6-35B-A3B qkvz": (12288, 2048),
     "Qwen3.6-35B-A3B ba": (64, 2048),
