@@ -641,6 +641,26 @@ FAULTS = (
     Fault(
         f"{SGLANG}/adapters/parts.py",
         f"{ENGINES}::{OURS_OF_FEW_ROWS}",
+        """**spread_over(_ranks("attention")),
+        )  # fmt: skip
+        return with_few_rows(layer)""",
+        """**spread_over(_ranks("attention")),
+        )  # fmt: skip
+        return layer""",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/parts.py",
+        f"{ENGINES}::{OURS_OF_FEW_ROWS}",
+        """**spread_over(_ranks(group)),
+        )  # fmt: skip
+        return with_few_rows(layer)""",
+        """**spread_over(_ranks(group)),
+        )  # fmt: skip
+        return layer""",
+    ),
+    Fault(
+        f"{SGLANG}/adapters/parts.py",
+        f"{ENGINES}::{OURS_OF_FEW_ROWS}",
         "return product_of(weight)",
         "return torch.nn.functional.linear",
     ),
