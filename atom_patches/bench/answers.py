@@ -56,6 +56,8 @@ class Parting:
     @property
     def why(self) -> str:
         """For people."""
+        if "" in (self.stock, self.overlay):
+            return "one answer ends there"
         if self.margin is None:
             return "the one is no candidate of the other server"
         apart = "of unknown distance" if self.apart is None else f"{self.apart:.4f} apart"

@@ -87,8 +87,8 @@ def test_log_probabilities_that_are_apart_are_a_difference() -> None:
 
 
 def test_an_answer_that_ends_early_is_a_difference() -> None:
-    assert compared([said([1, 2])], [said([1])], 0.2).wrong
-    assert compared([said([1])], [said([1, 2])], 0.2).wrong
+    assert compared([said([1, 2])], [said([1])], 0.2).wrong == ["prompt 1: token 1 is '', not 2: one answer ends there"]
+    assert compared([said([1])], [said([1, 2])], 0.2).wrong == ["prompt 1: token 1 is 2, not '': one answer ends there"]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(0, 30))
